@@ -1,0 +1,47 @@
+# Each target is one line of tools you know; nothing here cannot be typed by hand after `make setup`.
+.PHONY: setup site down test lint unit proofs bench docs lock
+.NOTPARALLEL:
+BIN := .venv/bin
+STAGE := tools/stage.sh
+
+setup: ## system packages and .venv; MUSTER_NO_INSTALL=1 only says what is missing
+	@tools/setup.sh
+
+site: setup ## fleet up, proved, trained on: make site [FLEET=name] [COMPUTE=4] [SHRINK=1] [RERUN=1]
+	$(BIN)/ansible-playbook site.yml $(if $(FLEET),-e muster_fleet='$(FLEET)') $(if $(COMPUTE),-e muster_local_compute='$(COMPUTE)') $(if $(SHRINK),-e muster_local_shrink='$(SHRINK)') $(if $(RERUN),-e muster_rerun='$(RERUN)')
+
+down: setup ## removes the fleet and nothing else: make down [FLEET=name]
+	$(BIN)/ansible-playbook playbooks/local_down.yml $(if $(FLEET),-e muster_fleet='$(FLEET)')
+
+ifdef ROLE
+test: setup ## everything, or one role's: make test [ROLE=slurm]
+	cd roles/$(ROLE) && ../../$(BIN)/molecule test
+else
+test:
+	@tools/setup.sh --test
+	$(STAGE) lint 240 -- $(MAKE) --no-print-directory lint
+	$(STAGE) unit 360 -- $(MAKE) --no-print-directory unit
+	$(STAGE) fleet 1800 -- $(BIN)/pytest --engine --ignore=tests/unit tests
+	$(STAGE) proofs 10 -- $(BIN)/python tests/proofs.py check
+endif
+
+lint: setup ## ansible-lint, ruff, mypy, shellcheck, ansible-test sanity, generated files current
+	tests/lint.sh
+
+unit: setup ## unit tests on two Pythons and the trainer's with torch
+	tests/unit.sh
+
+proofs: setup ## the slow tests whose inputs changed; tests/proofs.json keeps what they gave
+	$(BIN)/python tests/proofs.py run
+
+bench: setup ## ratios in one run, written to docs/performance.md
+	$(BIN)/python -m tests.bench
+
+docs: setup ## the variable tables of the roles' READMEs
+	$(BIN)/python tools/role_readmes.py
+
+lock: ## uv.lock and the hashed requirements from pyproject.toml (needs uv)
+	uv lock --quiet
+	uv export --quiet --frozen --no-emit-project --no-default-groups --extra controller --extra dev -o requirements/dev.txt
+	uv export --quiet --frozen --no-emit-project --no-default-groups --extra trainer --group trainer-tests -o requirements/trainer.txt
+	uv export --quiet --frozen --no-emit-project --no-default-groups --no-header --extra trainer -o roles/trainer/files/requirements.txt

@@ -1,0 +1,86 @@
+# Copyright: the Muster developers
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Runs on the controller alone: the names and plain values of variables are all it looks at."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+
+from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
+from ansible.module_utils.errors import ArgumentTypeError
+from ansible.plugins.action import ActionBase
+
+from ansible_collections.muster.fleet.plugins.module_utils.check_vars import (
+    FLEET,
+    find_unknown,
+    known_options,
+    other_shape,
+    owner,
+    sentence,
+)
+
+COLLECTION = Path(__file__).parents[2]
+
+
+class ActionModule(ActionBase):
+    """Refuses defined variables that no role knows or that have another type than the role says."""
+
+    BYPASS_HOST_LOOP = True
+    _requires_connection = False
+    _supports_check_mode = True
+    _supports_diff = False
+
+    def run(self, tmp=None, task_vars=None):
+        """Return the number of variables that were looked at, or fail with one sentence."""
+        result = super().run(tmp, task_vars)
+        arguments = self.validate_argument_spec({"roles_path": {"type": "path", "default": str(COLLECTION / "roles")}})[1]
+        known = known_options(self._read_specs(Path(arguments["roles_path"])))
+
+        hosts = defaultdict(list)  # variable -> hosts that have it
+        wrong = defaultdict(list)  # (variable, complaint about its value) -> hosts that have it
+        checked = {}  # (variable, identity of its value) -> the value, kept alive, and the complaint; hosts of a group share values
+        hostvars = task_vars["hostvars"]
+        own_name = task_vars["inventory_hostname"]
+        own_vars = {own_name: {name: value for name, value in task_vars.items() if name not in ("hostvars", "vars")}}
+        all_hosts = {*hostvars, own_name}
+        for host in sorted(all_hosts):
+            for name, value in (own_vars.get(host) or hostvars.raw_get(host)).items():
+                role = owner(name, known)
+                if role is None:
+                    continue
+                hosts[name].append(host)
+                if name in known[role]:
+                    key = (name, id(value))
+                    if key not in checked:
+                        checked[key] = value, self._complaint(name, value, known[role][name])
+                    if complaint := checked[key][1]:
+                        wrong[name, complaint].append(host)
+
+        said = [sentence(name, hosts[name], len(all_hosts), what) for name, what in find_unknown(hosts, known).items()]
+        said += [sentence(name, on, len(all_hosts), what) for (name, what), on in sorted(wrong.items())]
+        result["checked"] = len(hosts)
+        if said:
+            result.update(failed=True, msg=" ".join(said), remedy="Correct or remove it; the READMEs of the roles list every variable.")
+        return result
+
+    def _read_specs(self, roles):
+        files = {path.parents[1].name: path for path in roles.glob("*/meta/argument_specs.yml")}
+        files[FLEET] = COLLECTION / "playbooks/meta/argument_specs.yml"
+        return {name: self._loader.load_from_file(str(path)) for name, path in files.items()}
+
+    def _complaint(self, name, value, option):
+        """Return what is wrong with a value, an empty string when nothing is or when a template still has to say."""
+        if self._templar.is_template(value):
+            return ""
+        if shape := other_shape(value, option):
+            return f"is refused: {shape}"
+        errors = ArgumentSpecValidator({name: {**option, "required": False}}).validate({name: value}).errors.errors
+        if not errors:
+            return ""
+        if "options" not in option and any(isinstance(error, ArgumentTypeError) for error in errors):
+            return f"must be of type {option.get('type', 'str')}"
+        if option.get("no_log"):
+            return "is secret and not what its role asks for"
+        return f"is refused: {'; '.join(error.msg.rstrip('.') for error in errors)}"

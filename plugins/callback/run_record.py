@@ -1,0 +1,122 @@
+# Copyright: the Muster developers
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+---
+name: run_record
+type: notification
+short_description: Record a run, say what it waits for, and sum it up
+version_added: 0.1.0
+author:
+  - The Muster developers (@muster-fleet)
+description:
+  - Says every 15 seconds (O(patience)) for which task and hosts the run still waits.
+  - Writes C(events.jsonl) and C(failures.log) into the run folder, and at the end the report (C(report.json), C(report.html)) with
+    the time that each role took and a summary of ten lines. A failed run has a report as well.
+  - The run folder is the one that a task announces by returning C(muster_run_dir). Where none does, nothing is written or summed up.
+  - Of a task's result it takes C(muster_checks) (a list of check records) and C(muster_message) (a line for the summary); of a failed one
+    what the tool said (C(msg), C(rc), C(stdout), C(stderr)), and neither where C(no_log) hides it. Arguments are never written.
+options:
+  patience:
+    description: Seconds between two lines about a task that is still running.
+    type: int
+    default: 15
+    env:
+      - name: MUSTER_PATIENCE
+    ini:
+      - section: muster
+        key: patience
+requirements:
+  - Enabled by C(callbacks_enabled=muster.fleet.run_record).
+"""
+
+import os
+import sys
+import threading
+from pathlib import Path
+
+from ansible import constants as C
+from ansible.plugins.callback import CallbackBase
+
+from ansible_collections.muster.fleet.plugins.module_utils.report import duration, summary, write_report
+from ansible_collections.muster.fleet.plugins.module_utils.run_record import Recorder, place_of
+
+
+def lineage(task):
+    """Yield what place_of wants to know of TASK and of all it was included from."""
+    node = task
+    while node is not None:
+        role = getattr(node, "_role", None)
+        yield {"role": role.get_name(include_role_fqcn=False) if role else "", "path": file_of(node), "vars": node.vars or {}}
+        node = getattr(node, "_parent", None)
+
+
+def file_of(node):
+    return (node.get_path() or "").rsplit(":", 1)[0]
+
+
+class CallbackModule(CallbackBase):
+    CALLBACK_VERSION = 2.0
+    CALLBACK_TYPE = "notification"
+    CALLBACK_NAME = "muster.fleet.run_record"
+    CALLBACK_NEEDS_ENABLED = True
+
+    def __init__(self):
+        super().__init__()
+        self.recorder = Recorder()
+        self._over = threading.Event()
+
+    def v2_playbook_on_start(self, playbook):
+        self.recorder.patience = self.get_option("patience")
+        self.recorder.start(os.path.basename(playbook._file_name), sys.argv)
+        # Ansible takes the display's lock before it forks, so a line from this thread cannot leave a worker with a held lock.
+        threading.Thread(target=self._tell, name="run_record", daemon=True).start()
+
+    def _tell(self):
+        while not self._over.wait(1):
+            for line in self.recorder.overdue():
+                self._display.display(line, color=C.COLOR_VERBOSE)
+
+    def v2_playbook_on_task_start(self, task, is_conditional):
+        role, phase = place_of(lineage(task))
+        self.recorder.task(task._uuid, role, phase, task.name or task.get_name(), os.path.relpath(file_of(task)), action=task.action)
+
+    def v2_playbook_on_handler_task_start(self, task):
+        self.v2_playbook_on_task_start(task, False)
+
+    def v2_runner_on_start(self, host, task):
+        self.recorder.waiting(task._uuid, task.get_name(), host.get_name())
+
+    def _done(self, result, outcome):
+        self.recorder.result(result.task._uuid, result.host.get_name(), result.result, outcome)
+
+    def v2_runner_on_ok(self, result):
+        self._done(result, "ok")
+
+    def v2_runner_on_skipped(self, result):
+        self._done(result, "skipped")
+
+    def v2_runner_on_failed(self, result, ignore_errors=False):
+        self._done(result, "ignored" if ignore_errors else "failed")
+
+    def v2_runner_on_unreachable(self, result):
+        self._done(result, "unreachable")
+
+    def v2_playbook_on_stats(self, stats):
+        self._over.set()
+        keys = ("ok", "changed", "failures", "unreachable")
+        self.recorder.end({host: {key: stats.summarize(host)[key] for key in keys} for host in sorted(stats.processed)})
+        if self.recorder.folder is None:
+            return
+        report = write_report(self.recorder.folder)
+        self._display.banner("TIME PER ROLE")
+        for entry in report["timings"]["roles"][:10]:
+            name = " ".join(part for part in (entry["role"] or "playbook", entry["phase"]) if part)
+            self._display.display("%-40s %10s" % (name, duration(entry["seconds"])))
+        failed = report["run"]["verdict"] != "passed"
+        self._display.banner("SUMMARY")
+        for line in summary(report, Path(os.path.relpath(self.recorder.folder))):
+            self._display.display(line, color=C.COLOR_ERROR if failed else C.COLOR_OK)

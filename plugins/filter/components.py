@@ -1,0 +1,55 @@
+# Copyright: the Muster developers
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+name: components
+short_description: The components that a host carries
+version_added: 0.1.0
+author: The Muster developers (@muster-fleet)
+description: Membership in groups switches components on; a list of names, when given, is used instead.
+options:
+  _input:
+    description: Names of the host's groups.
+    type: list
+    elements: str
+    required: true
+  table:
+    description: Component to groups.
+    type: dict
+    required: true
+  only:
+    description: Exactly these components, for a host, a group or an image that names what it wants.
+    type: list
+    elements: str
+"""
+
+EXAMPLES = r"""
+names: "{{ group_names | muster.fleet.components(muster_component_groups, muster_components) }}"
+"""
+
+RETURN = r"""
+_value:
+  description: Names of components in the table's order.
+  type: list
+  elements: str
+"""
+
+from ansible.errors import AnsibleFilterError
+
+
+def components(group_names, table, only=()):
+    unknown = sorted(set(only) - set(table))
+    if unknown:
+        raise AnsibleFilterError(f"muster_components names {unknown[0]}, which is no component; there are {', '.join(table)}.")
+    if only:
+        return [name for name in table if name in only]
+    return [name for name, groups in table.items() if "all" in groups or set(groups) & set(group_names)]
+
+
+class FilterModule:
+    """Filter `components`."""
+
+    def filters(self):
+        return {"components": components}

@@ -1,0 +1,32 @@
+# Copyright: the Muster developers
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+from __future__ import annotations
+
+from ansible.errors import AnsibleFilterError
+
+from ansible_collections.muster.fleet.plugins.module_utils import slurm_conf as logic
+
+
+def clear(function):
+    """Turn the logic's one sentence into the error that Ansible shows."""
+
+    def wrapped(*args, **kwargs):
+        try:
+            return function(*args, **kwargs)
+        except logic.SlurmConfError as error:
+            raise AnsibleFilterError(str(error)) from error
+
+    return wrapped
+
+
+class FilterModule:
+    """Filters that make Slurm's configuration files."""
+
+    def filters(self):
+        return {
+            "slurm_conf": clear(logic.slurm_conf),
+            "slurm_merge": logic.merge,
+            "slurm_lines": lambda config: "\n".join(logic.lines(config)) + "\n",
+            "slurm_hardware": clear(logic.parse_hardware),
+        }

@@ -1,0 +1,112 @@
+# Copyright: the Muster developers
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Slurm's configuration files from data: merged keys, node lines from groups and hardware, partitions."""
+
+from __future__ import annotations
+
+# What `slurmd -C` prints and a node line needs; CPUs follows from the others, and UpTime is not hardware.
+HARDWARE_KEYS = ("Boards", "SocketsPerBoard", "CoresPerSocket", "ThreadsPerCore", "RealMemory")
+OMIT = "omit"
+
+
+class SlurmConfError(ValueError):
+    """The data cannot make a configuration; the text is one sentence for the user."""
+
+
+def parse_hardware(text):
+    """The first line of `slurmd -C` -> {key: value as text}; raises SlurmConfError on anything else."""
+    line = text.strip().splitlines()[0] if text.strip() else ""
+    pairs = dict(part.split("=", 1) for part in line.split() if "=" in part)
+    if "NodeName" not in pairs or "RealMemory" not in pairs:
+        raise SlurmConfError("slurmd -C printed no node line but %r; give its hardware in slurm_nodegroups." % line[:80])
+    return {key: pairs[key] for key in HARDWARE_KEYS if key in pairs}
+
+
+def merge(defaults, own):
+    """Defaults overlaid by the site's keys; the value `omit` takes a default away. Keys compare without case, as Slurm reads them."""
+    spelled = {key.lower(): key for key in defaults}
+    merged = dict(defaults)
+    for key, value in own.items():
+        merged.pop(spelled.get(key.lower(), key), None)
+        if value != OMIT:
+            merged[key] = value
+    return merged
+
+
+def lines(config):
+    """{key: value} -> `Key=Value` lines; a list becomes one line each, a boolean yes or no."""
+    out = []
+    for key, value in config.items():
+        for item in value if isinstance(value, (list, tuple)) else [value]:
+            out.append("%s=%s" % (key, ("yes" if item else "no") if isinstance(item, bool) else item))
+    return out
+
+
+def node_lines(groups, hardware, memory_fraction, own=None):
+    """NodeName lines and one NodeSet line a node group; nodes that are alike share a line.
+
+    groups: [{name, hosts, hardware?, params?}]. hardware: {group: {key: value}} as asked from a member.
+    own: {host: further keys of that node}.
+    RealMemory of a member is scaled by memory_fraction, for what the system itself needs; a value in params stands as it is.
+    """
+    out: list = []
+    owner: dict = {}
+    for group in groups:
+        name = group["name"]
+        for host in group["hosts"]:
+            node = host.split(".")[0]
+            if node in owner:
+                message = "Two nodes have the NodeName %s (node groups %s and %s); give every compute node a name of its own."
+                raise SlurmConfError(message % (node, owner[node], name))
+            owner[node] = name
+        if not group["hosts"]:
+            continue
+        have = group.get("hardware") or hardware.get(name)
+        if not have:
+            message = "The node group %s has no hardware: none of its members answered slurmd -C and slurm_nodegroups gives none."
+            raise SlurmConfError(message % name)
+        # In one order, whether it was asked from a member just now or read from what the controller kept.
+        have = dict(sorted(have.items()))
+        have["RealMemory"] = int(int(have["RealMemory"]) * memory_fraction)
+        have = merge(have, group.get("params") or {})
+        alike: dict = {}
+        for host in group["hosts"]:
+            keys = " ".join(lines(merge(have, (own or {}).get(host) or {})))
+            alike.setdefault(keys, []).append(host.split(".")[0])
+        out += ["NodeName=%s %s" % (",".join(nodes), keys) for keys, nodes in alike.items()]
+        out.append("NodeSet=%s Nodes=%s" % (name, ",".join(host.split(".")[0] for host in group["hosts"])))
+    if not owner:
+        raise SlurmConfError("The fleet has no compute nodes; put at least one host into the group muster_compute.")
+    return out
+
+
+def partition_lines(partitions, groups):
+    """One PartitionName line a partition; raises SlurmConfError for a node group that does not exist."""
+    known = [group["name"] for group in groups]
+    filled = [group["name"] for group in groups if group["hosts"]]
+    out = []
+    for partition in partitions:
+        for name in partition["nodegroups"]:
+            if name not in known:
+                message = "The partition %s names the node group %s, but slurm_nodegroups has only %s."
+                raise SlurmConfError(message % (partition["name"], name, ", ".join(known)))
+        nodes = [name for name in partition["nodegroups"] if name in filled]
+        if nodes:
+            out.append(
+                " ".join(["PartitionName=%s" % partition["name"], "Nodes=%s" % ",".join(nodes)] + lines(partition.get("params") or {}))
+            )
+    return out
+
+
+def slurm_conf(config, *, groups, partitions, hardware, memory_fraction, own=None):
+    """The whole slurm.conf as text."""
+    return (
+        "\n".join(
+            ["# Written by Muster (role slurm); change slurm_config, slurm_nodegroups or slurm_partitions instead."]
+            + lines(config)
+            + node_lines(groups, hardware, memory_fraction, own)
+            + partition_lines(partitions, groups)
+        )
+        + "\n"
+    )

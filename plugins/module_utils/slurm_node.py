@@ -1,0 +1,72 @@
+# Copyright: the Muster developers
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Take nodes out of service and back, without touching what others took out."""
+
+from __future__ import annotations
+
+import re
+
+from ansible_collections.muster.fleet.plugins.module_utils import slurm
+from ansible_collections.muster.fleet.plugins.module_utils.job import nearest
+
+CHECK = re.compile(r"[a-z][a-z0-9_.-]*")
+
+
+class SlurmNodeError(Exception):
+    """A node that cannot be brought to its state; the text is one sentence."""
+
+
+def prefix(check):
+    """What the Reason of every drain of this check starts with."""
+    return "muster:%s:" % check
+
+
+def full_reason(check, text):
+    """The Reason of a drain. SlurmNodeError when it could not be told from others' or would not fit in a line."""
+    if not CHECK.fullmatch(check):
+        raise SlurmNodeError("The check %s has no usable name; take a-z, 0-9, '_', '.' and '-', and a letter first." % check)
+    return "%s %s" % (prefix(check), " ".join(text.split()))
+
+
+def word(state):
+    """Slurm's state without the marks behind it: `drained*` (does not respond) -> `drained`."""
+    return re.sub(r"[^a-z_].*", "", state)
+
+
+def plan(nodes, names, state, check, text):
+    """(changes, notes): {node: reason after} of the nodes to change, and a sentence for each that is left alone though it differs.
+
+    nodes: slurm.node_records(); names: host names or host lists; state: drained or resumed. A node that is out of service already
+    keeps its reason, and only a drain of the same check is undone. Raises SlurmNodeError for a name that Slurm does not know.
+    """
+    changes, notes = {}, []
+    reason = full_reason(check, text)
+    for name in sorted({host for names_ in names for host in slurm.expand(names_)}):
+        if name not in nodes:
+            raise SlurmNodeError("Slurm has no node %s; %s" % (name, nearest(name, nodes)))
+        node = nodes[name]
+        out = word(node["state"]) in ("drained", "draining", "down")
+        own = node["reason"].startswith(prefix(check))
+        # A node that only lost its daemon would come back by itself; one that somebody set down has a reason of its own.
+        lost = word(node["state"]) == "down" and node["reason"] in ("", "Not responding")
+        if state == "drained" and (lost or not out):
+            changes[name] = reason
+        elif state == "resumed" and out and own:
+            changes[name] = ""
+        elif out and not own:
+            notes.append("%s stays %s: %s" % (name, node["state"], node["reason"] or "no reason given"))
+    return changes, notes
+
+
+def command(changes, state):
+    """The argv that makes the changes of plan(); all of them have one reason."""
+    argv = ["scontrol", "update", "NodeName=" + slurm.compress(changes)]
+    if state == "drained":
+        return [*argv, "State=DRAIN", "Reason=" + next(iter(changes.values()))]
+    return [*argv, "State=RESUME"]
+
+
+def busy(nodes, names):
+    """Those of `names` on which jobs still run."""
+    return sorted(name for name in names if word(nodes[name]["state"]) not in ("drained", "down"))

@@ -1,0 +1,42 @@
+# Copyright: the Muster developers
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What systemctl must do to bring units into a state."""
+
+from __future__ import annotations
+
+
+def parse_show(text, names):
+    """`systemctl show --property=Id,… a b` -> {name as asked: properties}; systemd answers in the order of the question."""
+    blocks = [dict(line.split("=", 1) for line in block.splitlines() if "=" in line) for block in text.strip().split("\n\n")]
+    return dict(zip(names, blocks))  # noqa: B905 - strict= is not in Python 3.9
+
+
+def started_at(properties, now, monotonic):
+    """When a unit was last started, in seconds since the epoch; 0 when never.
+
+    systemd tells it on the monotonic clock in microseconds, which no clock adjustment moves.
+    """
+    value = int(properties.get("InactiveExitTimestampMonotonic") or 0)
+    return now - (monotonic - value / 1e6) if value else 0.0
+
+
+def plan(names, state, before, stale=()):
+    """The systemctl commands, in order; empty when nothing is to be done. Units in `stale` run with an older configuration."""
+    if state == "restarted":
+        return [["systemctl", "restart", name] for name in names]
+    if state == "stopped":
+        return [
+            ["systemctl", "disable", "--now", name]
+            for name in names
+            if before[name]["ActiveState"] in ("active", "activating") or before[name]["UnitFileState"] == "enabled"
+        ]
+    commands = []
+    for name in names:
+        if before[name]["UnitFileState"] == "disabled":
+            commands.append(["systemctl", "enable", name])
+        if before[name]["ActiveState"] != "active":
+            commands.append(["systemctl", "start", name])
+        elif name in stale:
+            commands.append(["systemctl", "restart", name])
+    return commands

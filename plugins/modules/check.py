@@ -1,0 +1,114 @@
+#!/usr/bin/python
+# Copyright: the Muster developers
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: check
+short_description: Run a list of probes on a node and record what they found
+version_added: 0.1.0
+description:
+  - Every probe becomes one check record with status C(passed), C(failed) or C(not_run) and a remedy.
+  - All probes run and are recorded. The module itself never fails for a failed probe; the verdict is given once for all
+    components by the role C(phases), so that one bad component does not hide another.
+  - The records are returned as C(muster_checks), which the callback P(muster.fleet.run_record#callback) writes to C(events.jsonl),
+    and as the fact C(muster_checks_<component>_<level>).
+author:
+  - The Muster developers (@muster-fleet)
+options:
+  component:
+    description: Component that the probes belong to.
+    type: str
+    required: true
+  level:
+    description: What the probes need. V(image) needs no daemon and no peer, V(node) this booted host alone, V(fleet) several hosts.
+    type: str
+    required: true
+    choices: [image, node, fleet]
+  checks:
+    description:
+      - List of probes. Each has C(check) (its name), C(remedy) and exactly one of C(argv), C(file), C(unit), C(value).
+      - Optionally it has C(expected) (text for a person), C(not_run) (a reason not to run it; empty text runs it) and C(needs) (the
+        name of a check before it; when that did not pass, this one is C(not_run)).
+      - C(argv) takes C(stdin), C(user), C(timeout) in seconds, C(rc), C(equals) or C(matches) on standard output,
+        and C(retries) (seconds to wait for success).
+      - C(file) takes C(mode), C(owner), C(group), C(matches) or C(absent).
+      - C(unit) takes C(active), C(enabled) and C(retries).
+      - C(value) takes C(equals) or C(matches).
+    type: list
+    elements: dict
+    required: true
+attributes:
+  check_mode:
+    description: Runs the same probes in check mode, because they change nothing.
+    support: full
+  diff_mode:
+    description: There is nothing to show.
+    support: none
+"""
+
+EXAMPLES = r"""
+- name: verify_node | Check munge
+  muster.fleet.check:
+    component: slurm
+    level: node
+    checks:
+      - check: munge_active
+        unit: munge
+        enabled: true
+        remedy: Read journalctl -u munge on the node.
+      - check: memlock
+        argv: [bash, -c, ulimit -l]
+        equals: unlimited
+        remedy: Set LimitMEMLOCK=infinity for the service.
+"""
+
+RETURN = r"""
+muster_checks:
+  description: One record a probe.
+  returned: always
+  type: list
+  elements: dict
+  sample:
+    - check: munge_active
+      component: slurm
+      expected: active, enabled
+      found: active, enabled
+      level: node
+      reason: ""
+      remedy: Read journalctl -u munge on the node.
+      seconds: 0.012
+      status: passed
+"""
+
+from ansible.module_utils.basic import AnsibleModule
+
+from ansible_collections.muster.fleet.plugins.module_utils.check import LEVELS, CheckError, run_checks, validate
+
+
+def main():
+    module = AnsibleModule(
+        argument_spec={
+            "component": {"type": "str", "required": True},
+            "level": {"type": "str", "required": True, "choices": list(LEVELS)},
+            "checks": {"type": "list", "elements": "dict", "required": True},
+        },
+        supports_check_mode=True,
+    )
+    component, level = module.params["component"], module.params["level"]
+    try:
+        for check in module.params["checks"]:
+            validate(check)
+        records = run_checks(module.params["checks"], component, level)
+    except CheckError as error:
+        module.fail_json(msg=str(error))
+    module.exit_json(
+        changed=False,
+        muster_checks=records,
+        ansible_facts={"muster_checks_%s_%s" % (component, level): records},
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+#!/usr/bin/python
+# Copyright: the Muster developers
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: check_vars
+short_description: Refuses variables that no role knows
+version_added: 0.1.0
+author:
+  - The Muster developers (@muster-fleet)
+description:
+  - Looks at the variables of all hosts of the inventory and refuses those that begin with the name of a role, or with C(muster_),
+    and are no option of it. The message names the nearest option.
+  - A variable belongs to the role with the longest name that it begins with.
+  - Refuses values of another type than the role says as well, before any role runs. Values that contain templates are left to the role.
+  - Runs on the controller, once for all hosts, and needs no connection.
+attributes:
+  check_mode:
+    support: full
+    description: Changes nothing at all.
+  diff_mode:
+    support: none
+    description: Changes nothing at all.
+options:
+  roles_path:
+    description: Folder of the roles whose C(meta/argument_specs.yml) count. Without it, the roles of this collection.
+    type: path
+"""
+
+EXAMPLES = r"""
+- name: Refuse variables that no role knows
+  hosts: localhost
+  gather_facts: false
+  tasks:
+    - name: Look at the variables of all hosts
+      muster.fleet.check_vars:
+"""
+
+RETURN = r"""
+checked:
+  description: Number of variables that begin with the name of a role or with C(muster_).
+  type: int
+  returned: always
+"""

@@ -1,0 +1,211 @@
+#!/usr/bin/python
+# Copyright: the Muster developers
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: config_files
+short_description: Write a list of whole configuration files in one call
+version_added: 0.1.0
+description:
+  - Writes the files whose content, owner or mode differ, all in one round trip to the node.
+  - Every file that names C(validate) is checked in a temporary place first. When one is refused nothing is written at all.
+author:
+  - The Muster developers (@muster-fleet)
+options:
+  files:
+    description: Files to write.
+    type: list
+    elements: dict
+    required: true
+    suboptions:
+      dest:
+        description: Path on the node. Missing folders are made with mode 0755.
+        type: path
+        required: true
+      content:
+        description: Whole content. Usually a template lookup. Not used with O(files[].state=absent).
+        type: str
+        default: ""
+      owner:
+        description: Owner.
+        type: str
+        default: root
+      group:
+        description: Group.
+        type: str
+        default: root
+      mode:
+        description: Mode as an octal string.
+        type: str
+        default: "0644"
+      validate:
+        description: Command as a list, with C(%s) for the path of the temporary file. A code other than 0 refuses the file.
+        type: list
+        elements: str
+      state:
+        description: Whether the file is there.
+        type: str
+        choices: [present, absent]
+        default: present
+  show_diff:
+    description: Whether contents may be shown in the diff. Set it to V(false) for secrets, together with C(no_log).
+    type: bool
+    default: true
+attributes:
+  check_mode:
+    description: Says which files would change; validation runs as well.
+    support: full
+  diff_mode:
+    description: Shows each file before and after.
+    support: full
+"""
+
+EXAMPLES = r"""
+- name: configure | Write the configuration
+  muster.fleet.config_files:
+    files:
+      - dest: /etc/slurm/slurm.conf
+        content: "{{ lookup('ansible.builtin.template', 'slurm.conf.j2') }}"
+      - dest: /etc/slurm/slurmdbd.conf
+        content: "{{ lookup('ansible.builtin.template', 'slurmdbd.conf.j2') }}"
+        owner: slurm
+        group: slurm
+        mode: "0600"
+  register: slurm_files
+  notify: Restart slurmctld
+"""
+
+RETURN = r"""
+changed_files:
+  description: Paths that changed, or would in check mode.
+  returned: always
+  type: list
+  elements: str
+"""
+
+import grp
+import os
+import pwd
+import stat
+
+from ansible.module_utils.basic import AnsibleModule
+
+SPEC = {
+    "dest": {"type": "path", "required": True},
+    "content": {"type": "str", "default": ""},
+    "owner": {"type": "str", "default": "root"},
+    "group": {"type": "str", "default": "root"},
+    "mode": {"type": "str", "default": "0644"},
+    "validate": {"type": "list", "elements": "str"},
+    "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
+}
+
+
+def current(path):
+    """(content as bytes, uid, gid, mode) of a file, or None."""
+    if not os.path.lexists(path):
+        return None
+    if not os.path.exists(path):
+        # A link to nowhere is not the file, but something to replace or take away.
+        return b"", -1, -1, 0
+    info = os.stat(path)
+    with open(path, "rb") as handle:
+        return handle.read(), info.st_uid, info.st_gid, stat.S_IMODE(info.st_mode)
+
+
+def number(module, lookup, name, what):
+    try:
+        return lookup(name)[2]
+    except KeyError:
+        # In check mode on a new node the package that makes the user is not there yet.
+        if module.check_mode:
+            return -1
+        module.fail_json(msg="The %s %s does not exist on this node; install the package that makes it first." % (what, name))
+
+
+def wanted(module, spec):
+    """The same tuple for what the file should be, or None for an absent one."""
+    if spec["state"] == "absent":
+        return None
+    uid = number(module, pwd.getpwnam, spec["owner"], "user")
+    gid = number(module, grp.getgrnam, spec["group"], "group")
+    return spec["content"].encode(), uid, gid, int(spec["mode"], 8)
+
+
+def stage(module, index, content):
+    path = os.path.join(module.tmpdir, "file-%d" % index)
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as handle:
+        handle.write(content)
+    return path
+
+
+def put(dest, want):
+    """Bring one file into its wanted state; it is replaced in one step and is never readable by others on the way."""
+    if want is None:
+        os.unlink(dest)
+        return
+    content, uid, gid, mode = want
+    os.makedirs(os.path.dirname(dest), mode=0o755, exist_ok=True)
+    temporary = os.path.join(os.path.dirname(dest), ".%s.muster-%d" % (os.path.basename(dest), os.getpid()))
+    try:
+        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as handle:
+            os.fchown(handle.fileno(), uid, gid)
+            os.fchmod(handle.fileno(), mode)
+            handle.write(content)
+            os.fsync(handle.fileno())
+        os.replace(temporary, dest)
+    except OSError:
+        os.unlink(temporary)
+        raise
+
+
+def text(state):
+    return "" if state is None else state[0].decode(errors="replace")
+
+
+def attributes(state):
+    return "absent" if state is None else "%s (owner %d, group %d, mode %04o)" % (("present",) + state[1:])
+
+
+def main():
+    module = AnsibleModule(
+        argument_spec={
+            "files": {"type": "list", "elements": "dict", "required": True, "options": SPEC},
+            "show_diff": {"type": "bool", "default": True},
+        },
+        supports_check_mode=True,
+    )
+    pending, diffs = [], []
+    for index, spec in enumerate(module.params["files"]):
+        have, want = current(spec["dest"]), wanted(module, spec)
+        if have == want:
+            continue
+        if want and spec["validate"]:
+            staged = stage(module, index, want[0])
+            rc, out, err = module.run_command([part.replace("%s", staged) for part in spec["validate"]])
+            if rc != 0:
+                message = "The new %s was refused by %s, nothing was written: %s"
+                module.fail_json(msg=message % (spec["dest"], spec["validate"][0], (err or out).strip()))
+        pending.append((spec["dest"], want))
+        if module.params["show_diff"]:
+            diffs.append(
+                {
+                    "before": text(have),
+                    "after": text(want),
+                    "before_header": "%s %s" % (spec["dest"], attributes(have)),
+                    "after_header": "%s %s" % (spec["dest"], attributes(want)),
+                }
+            )
+    if not module.check_mode:
+        for dest, want in pending:
+            try:
+                put(dest, want)
+            except OSError as error:
+                module.fail_json(msg="The file %s cannot be written, it is as it was: %s." % (dest, error.strerror))
+    module.exit_json(changed=bool(pending), changed_files=[dest for dest, _want in pending], diff=diffs)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,183 @@
+#!/usr/bin/python
+# Copyright: the Muster developers
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: manifest
+short_description: Read, compare and write the manifest of what a node carries
+version_added: 0.1.0
+description:
+  - Keeps V(/etc/muster/manifest.json) (schema C(muster.manifest/1)), one entry a component.
+  - With O(state=compare) says whether a component must be installed again, with the reasons.
+author:
+  - The Muster developers (@muster-fleet)
+options:
+  state:
+    description:
+      - V(read) returns the manifest.
+      - V(compare) compares one component's entry with O(inputs_sha256), its artefacts and its packages on this node.
+      - V(written) records one component after its install.
+    type: str
+    choices: [read, compare, written]
+    default: read
+  component:
+    description: Component to compare or write.
+    type: str
+  inputs_sha256:
+    description: SHA-256 over everything that the install depends on, as the lookup P(muster.fleet.role_inputs#lookup) gives it.
+    type: str
+  artefacts:
+    description: Paths whose existence shows that the install is still there.
+    type: list
+    elements: path
+    default: []
+  packages:
+    description:
+      - Packages that the component installed.
+      - The upstream version of the first one is the component's version, unless O(version) is set.
+    type: list
+    elements: str
+    default: []
+  version:
+    description: The component's version.
+    type: str
+  since:
+    description: When the install began, in seconds since the epoch, as RV(now) of the compare gave it.
+    type: float
+  stack:
+    description: Name and sha256 of the stack document.
+    type: dict
+  path:
+    description: Where the manifest lies.
+    type: path
+    default: /etc/muster/manifest.json
+attributes:
+  check_mode:
+    description: Says what would be written.
+    support: full
+  diff_mode:
+    description: Shows the manifest before and after.
+    support: full
+"""
+
+EXAMPLES = r"""
+- name: See whether Slurm must be installed
+  muster.fleet.manifest:
+    state: compare
+    component: slurm
+    inputs_sha256: "{{ lookup('muster.fleet.role_inputs', 'slurm') }}"
+  register: slurm_manifest
+
+- name: Record it
+  muster.fleet.manifest:
+    state: written
+    component: slurm
+    inputs_sha256: "{{ lookup('muster.fleet.role_inputs', 'slurm') }}"
+    packages: [slurmd]
+    artefacts: [/usr/sbin/slurmd]
+    since: "{{ slurm_manifest.now }}"
+"""
+
+RETURN = r"""
+matches:
+  description: Whether the entry describes this node.
+  returned: O(state=compare)
+  type: bool
+reasons:
+  description: Why it does not.
+  returned: O(state=compare)
+  type: list
+  elements: str
+now:
+  description: The node's clock, in seconds since the epoch.
+  returned: always
+  type: float
+manifest:
+  description: The manifest, without its package inventory.
+  returned: always
+  type: dict
+"""
+
+import os
+import shutil
+import time
+
+from ansible.module_utils.basic import AnsibleModule
+
+from ansible_collections.muster.fleet.plugins.module_utils import manifest as logic
+
+
+def read(path):
+    if not os.path.exists(path):
+        return ""
+    with open(path, encoding="utf-8") as handle:
+        return handle.read()
+
+
+def write(module, path, text):
+    os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
+    temporary = os.path.join(module.tmpdir, "manifest.json")
+    with open(temporary, "w", encoding="utf-8") as handle:
+        handle.write(text)
+    module.atomic_move(temporary, path)
+    os.chmod(path, 0o644)
+
+
+def main():
+    module = AnsibleModule(
+        argument_spec={
+            "state": {"type": "str", "choices": ["read", "compare", "written"], "default": "read"},
+            "component": {"type": "str"},
+            "inputs_sha256": {"type": "str"},
+            "artefacts": {"type": "list", "elements": "path", "default": []},
+            "packages": {"type": "list", "elements": "str", "default": []},
+            "version": {"type": "str"},
+            "since": {"type": "float"},
+            "stack": {"type": "dict"},
+            "path": {"type": "path", "default": logic.PATH},
+        },
+        required_if=[("state", "compare", ["component"]), ("state", "written", ["component", "inputs_sha256"])],
+        supports_check_mode=True,
+    )
+    params = module.params
+    path, component = params["path"], params["component"]
+    now = time.time()
+    try:
+        before = read(path)
+        document = logic.parse(before, path)
+        result = {"changed": False, "now": now}
+        if params["state"] == "compare":
+            known = document["components"].get(component)
+            # Listing packages costs more than the rest, so nothing is asked for a component that is not there.
+            installed = logic.installed_packages(shutil.which) if known and known["packages"] else {}
+            result["reasons"] = logic.differences(known, params["inputs_sha256"], os.path.exists, installed)
+            result["matches"] = not result["reasons"]
+        elif params["state"] == "written":
+            installed = logic.installed_packages(shutil.which)
+            stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now))
+            seconds = round(now - params["since"], 1) if params["since"] else None
+            if not module.check_mode:
+                document["components"][component] = logic.entry(
+                    inputs_sha256=params["inputs_sha256"],
+                    artefacts=params["artefacts"],
+                    packages=params["packages"],
+                    installed=installed,
+                    version=params["version"],
+                    seconds=seconds,
+                    now=stamp,
+                )
+                document["packages"] = installed
+                document["stack"] = params["stack"] or document["stack"]
+                write(module, path, logic.render(document))
+            result["changed"] = True
+            result["diff"] = {"before": before, "after": logic.render(document), "before_header": path, "after_header": path}
+    except logic.ManifestError as error:
+        module.fail_json(msg=str(error))
+    result["manifest"] = {key: value for key, value in document.items() if key != "packages"}
+    module.exit_json(**result)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,199 @@
+#!/usr/bin/python
+
+# Copyright: the Muster developers
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+---
+module: nccl_results
+short_description: Read and judge the output of a collective test
+version_added: 0.1.0
+author:
+  - The Muster developers (@muster-fleet)
+description:
+  - Reads the tables that nccl-tests (C(all_reduce_perf) and its siblings) and C(python -m trainer.collectives) print.
+  - Judges each row by itself, and never the average line. The test passes when it ended, no value is wrong, every requested size
+    was measured, the rank count is proven by busbw/algbw, and every expected host took part.
+  - Fails when the verdict is V(failed). The whole document is returned then as well.
+attributes:
+  check_mode:
+    support: full
+    description: Only reads.
+  diff_mode:
+    support: none
+    description: Changes nothing.
+options:
+  content:
+    description: The output. One of O(content) and O(path) is needed.
+    type: str
+  path:
+    description: A file with the output, on the host where the module runs.
+    type: path
+  collective:
+    description: The collective that was run, such as V(all_reduce). Needed where the output does not name it.
+    type: str
+    choices: [all_reduce, all_gather, reduce_scatter, alltoall, alltoallv, gather, scatter, broadcast, reduce, sendrecv, hypercube]
+  expect_hosts:
+    description: Hosts that must have run a rank. Names are compared up to their first dot.
+    type: list
+    elements: str
+    default: []
+  expect_ranks:
+    description: The number of ranks that must have run as one job. Without it, the ranks that the output lists.
+    type: int
+  min_bytes:
+    description: The smallest size that must have been measured. Without it, what the output says was asked for.
+    type: int
+  max_bytes:
+    description: The largest size that must have been measured. Without it, what the output says was asked for.
+    type: int
+  step_factor:
+    description: The factor between two sizes. Without it, the step that the output names, or else 2.
+    type: int
+  floors:
+    description: Bandwidths that every row from a size on must reach.
+    type: list
+    elements: dict
+    default: []
+    suboptions:
+      min_size:
+        description: The floor holds for this size (bytes) and larger ones.
+        type: int
+        required: true
+      busbw:
+        description: The least bus bandwidth in GB/s.
+        type: float
+        required: true
+      placement:
+        description: The floor holds for this half of the table. Without it, for both.
+        type: str
+        choices: [out_of_place, in_place]
+      collective:
+        description: The floor holds for this collective. Without it, for all of the output.
+        type: str
+"""
+
+EXAMPLES = r"""
+- name: Judge a collective test
+  muster.fleet.nccl_results:
+    path: /fsx/muster/jobs/all-reduce/output.txt
+    expect_hosts: [compute-1, compute-2]
+    expect_ranks: 2
+    min_bytes: 1024
+    max_bytes: 16777216
+  register: result
+
+- name: Ask for a bandwidth as well, and keep the document of a failed test
+  muster.fleet.nccl_results:
+    content: "{{ job.output }}"
+    expect_ranks: 16
+    floors:
+      - {min_size: 8589934592, busbw: 430}
+  register: result
+  failed_when: false
+"""
+
+RETURN = r"""
+schema:
+  description: The name and version of this document.
+  type: str
+  returned: always
+  sample: muster.nccl_results/1
+verdict:
+  description: V(passed) or V(failed), over all tables.
+  type: str
+  returned: always
+  sample: passed
+reasons:
+  description: One sentence per finding; empty when passed.
+  type: list
+  elements: str
+  returned: always
+tables:
+  description: One table per collective that the output holds, in its order.
+  type: list
+  elements: dict
+  returned: always
+  contains:
+    collective:
+      description: Which collective, or none where it is unknown.
+      type: str
+    ranks:
+      description: Ranks that the output lists, or none where it lists none.
+      type: int
+    ranks_proven:
+      description: The rank count that the bandwidths prove, or none.
+      type: int
+    hosts:
+      description: Hosts that ran a rank.
+      type: list
+      elements: str
+    rows:
+      description: Each size and placement with its time (us), algbw and busbw (GB/s) and number of wrong values.
+      type: list
+      elements: dict
+    damaged:
+      description: Rows that could not be read, by line and reason.
+      type: list
+      elements: dict
+    verdict:
+      description: V(passed) or V(failed), of this table.
+      type: str
+    reasons:
+      description: The findings on this table.
+      type: list
+      elements: str
+"""
+
+from ansible.module_utils.basic import AnsibleModule
+
+from ansible_collections.muster.fleet.plugins.module_utils.nccl_results import COLLECTIVES, ResultsError, judge, parse, refused
+
+
+def main():
+    floor = {
+        "min_size": {"type": "int", "required": True},
+        "busbw": {"type": "float", "required": True},
+        "placement": {"type": "str", "choices": ["out_of_place", "in_place"]},
+        "collective": {"type": "str"},
+    }
+    module = AnsibleModule(
+        argument_spec={
+            "content": {"type": "str"},
+            "path": {"type": "path"},
+            "collective": {"type": "str", "choices": [*COLLECTIVES]},
+            "expect_hosts": {"type": "list", "elements": "str", "default": []},
+            "expect_ranks": {"type": "int"},
+            "min_bytes": {"type": "int"},
+            "max_bytes": {"type": "int"},
+            "step_factor": {"type": "int"},
+            "floors": {"type": "list", "elements": "dict", "default": [], "options": floor},
+        },
+        required_one_of=[("content", "path")],
+        mutually_exclusive=[("content", "path")],
+        supports_check_mode=True,
+    )
+    asked = module.params
+    text = asked["content"]
+    if text is None:
+        try:
+            with open(asked["path"], encoding="utf-8", errors="replace") as file:
+                text = file.read()
+        except OSError as error:
+            module.fail_json(msg="%s cannot be read (%s): name the file with the test's output." % (asked["path"], error.strerror))
+    expect = {key: asked[key] for key in ("collective", "min_bytes", "max_bytes", "step_factor", "floors")}
+    expect.update(hosts=asked["expect_hosts"], ranks=asked["expect_ranks"])
+    try:
+        document = judge(parse(text, asked["collective"]), expect)
+    except ResultsError as error:
+        document = refused(error)
+    if document["verdict"] == "failed":
+        module.fail_json(msg="; ".join(document["reasons"][:5]), changed=False, **document)
+    module.exit_json(changed=False, **document)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+#!/usr/bin/python
+# Copyright: the Muster developers
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: run_folder
+short_description: Open the folder that holds everything one run leaves behind
+version_added: 0.1.0
+description:
+  - Makes C(runs/FLEET/UTC) and points C(runs/FLEET/latest) at it.
+  - The callback P(muster.fleet.run_record#callback) writes its events there as soon as it sees RV(muster_run_dir).
+author:
+  - The Muster developers (@muster-fleet)
+options:
+  fleet:
+    description: Name of the fleet.
+    type: str
+    required: true
+  runs:
+    description: Folder of all runs.
+    type: path
+    required: true
+attributes:
+  check_mode:
+    description: Makes the folder in check mode too, because the record of a check is what one wants to read.
+    support: full
+  diff_mode:
+    description: There is nothing to show.
+    support: none
+"""
+
+EXAMPLES = r"""
+- name: Open the run folder
+  muster.fleet.run_folder:
+    fleet: local
+    runs: runs
+"""
+
+RETURN = r"""
+muster_run_dir:
+  description: Path of the folder, also set as the fact C(muster_run_dir).
+  returned: always
+  type: str
+"""
+
+import os
+import time
+
+from ansible.module_utils.basic import AnsibleModule
+
+from ansible_collections.muster.fleet.plugins.module_utils.places import check_fleet_name
+
+
+def open_folder(fleet_dir, now):
+    """Make a folder named by the time, with a counter for two runs in one second, and return its path."""
+    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now))
+    for suffix in [""] + ["-%d" % number for number in range(2, 100)]:
+        path = os.path.join(fleet_dir, stamp + suffix)
+        try:
+            os.makedirs(path)
+        except FileExistsError:
+            continue
+        return path
+    raise OSError("the folders of this second are all taken")
+
+
+def point_latest(fleet_dir, path):
+    # Replaced in one step, so that a reader never finds no link.
+    temporary = os.path.join(fleet_dir, ".latest-%d" % os.getpid())
+    os.symlink(os.path.basename(path), temporary)
+    os.replace(temporary, os.path.join(fleet_dir, "latest"))
+
+
+def main():
+    module = AnsibleModule(
+        argument_spec={"fleet": {"type": "str", "required": True}, "runs": {"type": "path", "required": True}},
+        supports_check_mode=True,
+    )
+    try:
+        fleet_dir = os.path.join(os.path.abspath(module.params["runs"]), check_fleet_name(module.params["fleet"]))
+    except ValueError as error:
+        module.fail_json(msg=str(error))
+    try:
+        path = open_folder(fleet_dir, time.time())
+        point_latest(fleet_dir, path)
+    except OSError as error:
+        module.fail_json(msg="The run folder in %s cannot be made: %s" % (fleet_dir, error))
+    module.exit_json(changed=False, muster_run_dir=path, ansible_facts={"muster_run_dir": path})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+#!/usr/bin/python
+# Copyright: the Muster developers
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: service_guard
+short_description: Keep packages from starting their services while they are installed
+version_added: 0.1.0
+description:
+  - Debian's packages start their services from their postinst scripts unless C(/usr/sbin/policy-rc.d) refuses it.
+    O(state=present) puts such a file in place, O(state=absent) takes it out again.
+  - A C(policy-rc.d) that somebody else made (container images have one) is never touched.
+  - On systems without that mechanism nothing is done, because their packages start nothing.
+  - The files come and go within one install, so this never counts as a change.
+author:
+  - The Muster developers (@muster-fleet)
+options:
+  state:
+    description: Whether services are refused.
+    type: str
+    choices: [present, absent]
+    required: true
+attributes:
+  check_mode:
+    description: Changes nothing in check mode.
+    support: full
+  diff_mode:
+    description: There is nothing to show.
+    support: none
+"""
+
+EXAMPLES = r"""
+- name: Refuse services
+  muster.fleet.service_guard:
+    state: present
+"""
+
+RETURN = r"""
+guarded:
+  description: Whether services are refused now.
+  returned: always
+  type: bool
+"""
+
+import os
+
+from ansible.module_utils.basic import AnsibleModule
+
+PATH = "/usr/sbin/policy-rc.d"
+# 101 is "action forbidden by policy" in Debian's invoke-rc.d policy layer.
+SCRIPT = "#!/bin/sh\n# Put here by Muster during an install phase; it is taken out at its end.\nexit 101\n"
+
+
+def main():
+    module = AnsibleModule(
+        argument_spec={"state": {"type": "str", "choices": ["present", "absent"], "required": True}},
+        supports_check_mode=True,
+    )
+    exists = os.path.exists(PATH)
+    ours = False
+    if exists:
+        with open(PATH, encoding="utf-8", errors="replace") as handle:
+            ours = handle.read() == SCRIPT
+    if not module.check_mode:
+        if module.params["state"] == "present" and not exists and os.path.isdir("/etc/dpkg"):
+            with open(PATH, "w", encoding="utf-8") as handle:
+                handle.write(SCRIPT)
+            os.chmod(PATH, 0o755)
+        if module.params["state"] == "absent" and ours:
+            os.unlink(PATH)
+    module.exit_json(changed=False, guarded=os.path.exists(PATH))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,319 @@
+#!/usr/bin/python
+
+# Copyright: the Muster developers
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+---
+module: slurm_job
+short_description: Run a job through Slurm, once
+version_added: 0.1.0
+author:
+  - The Muster developers (@muster-fleet)
+description:
+  - Submits a job as an ordinary user, waits for its end and keeps its result on the shared file system. Runs on a host with Slurm's
+    commands, such as the controller or a login node.
+  - A job is known by the sha256 of its document. While it runs, a second call waits for it. When it has completed, a second call
+    returns the stored result and changes nothing. When it failed, a second call fails too, unless O(retry) is given.
+  - Nothing is lost when this module is killed while it waits. The job goes on, and the next call finds it again.
+  - The controller may restart while the module waits. A job that waits for something that cannot come, such as a partition that is
+    down, is cancelled and reported at once.
+attributes:
+  check_mode:
+    support: full
+    description: Says what would be submitted. Reads the queue and the store.
+  diff_mode:
+    support: full
+    description: Shows the batch script that is submitted beside the one that stands in the store.
+options:
+  job:
+    description: A job document, V(muster.job/1). One of O(job) and O(script) is needed unless the job is named only to cancel it.
+    type: dict
+  script:
+    description: The text of a batch script. Its C(#SBATCH) lines are kept, but for the name and the output, which belong to the store.
+    type: str
+  name:
+    description: The name of the job. Needed with O(script); a document has its own.
+    type: str
+  user:
+    description: The user who submits. The module becomes that user, so it runs as root or as the user itself.
+    type: str
+    default: muster
+  store:
+    description: Folder on the shared file system that keeps a folder for each job.
+    type: path
+    default: /fsx/muster/jobs
+  state:
+    description:
+      - V(finished) waits for the end of the job, V(submitted) returns as soon as Slurm has it.
+      - V(cancelled) ends the job where it waits or runs.
+    type: str
+    choices: [finished, submitted, cancelled]
+    default: finished
+  rerun:
+    description: Run the job again although a result is stored. A job in the queue is not doubled.
+    type: bool
+    default: false
+  retry:
+    description: Run the job again when the stored result is a failure.
+    type: bool
+    default: false
+  timeout:
+    description: Seconds after which the module gives up waiting. The job goes on.
+    type: int
+    default: 3600
+  pending_timeout:
+    description: Seconds that the job may wait for nodes that are out of service before it is cancelled.
+    type: int
+    default: 300
+  poll:
+    description: Seconds between two questions to Slurm.
+    type: int
+    default: 5
+"""
+
+EXAMPLES = r"""
+- name: Train on two nodes and wait for the end
+  muster.fleet.slurm_job:
+    job:
+      name: train
+      command: [python, -m, trainer.train, --steps, "200"]
+      venv: /fsx/venv
+      nodes: 2
+      time_limit: 30
+      retries: 2
+      secrets:
+        HF_TOKEN: {from: file, path: /fsx/home/muster/.hf_token}
+      launcher: {kind: slurm, mpi: none}
+  register: train
+
+- name: Run a batch script
+  muster.fleet.slurm_job:
+    name: hello
+    script: |
+      #!/bin/bash
+      #SBATCH --nodes=2 --time=5
+      srun hostname
+
+- name: End the training
+  muster.fleet.slurm_job:
+    job: "{{ train_job }}"
+    state: cancelled
+"""
+
+RETURN = r"""
+schema:
+  description: V(muster.job_result/1). This and the following values are the content of result.json in the store.
+  returned: when the job is known to Slurm or to the store
+  type: str
+  sample: muster.job_result/1
+name:
+  description: Name of the job.
+  returned: when the job is known
+  type: str
+  sample: train
+identity:
+  description: The sha256 of the job document.
+  returned: when the job is known
+  type: str
+  sample: 2f604121ef80d5f6c0bd4cf1c1fdc1f0a3f1cfe36a3bbd4b34a5a2a7a5ae5d1c
+job_id:
+  description: Slurm's number of the job.
+  returned: when the job is known
+  type: int
+  sample: 48
+state:
+  description: Slurm's state of the job.
+  returned: when the job is known
+  type: str
+  sample: COMPLETED
+reason:
+  description: Why the job is in that state, in Slurm's words.
+  returned: when the job is known
+  type: str
+  sample: None
+exit_code:
+  description: Exit status of the batch script; 128 and the signal when a signal ended it.
+  returned: when the job is known
+  type: int
+  sample: 0
+nodes:
+  description: The nodes that the job ran on.
+  returned: when the job is known
+  type: list
+  elements: str
+  sample: [compute-1, compute-2]
+submitted:
+  description: When it was submitted, in UTC.
+  returned: when the job is known
+  type: str
+  sample: "2026-11-21T10:51:30Z"
+started:
+  description: When its last run started, in UTC.
+  returned: when the job is known
+  type: str
+  sample: "2026-11-21T10:51:31Z"
+ended:
+  description: When it ended, in UTC.
+  returned: when the job is known
+  type: str
+  sample: "2026-11-21T10:53:31Z"
+elapsed_s:
+  description: Seconds that its last run took.
+  returned: when the job is known
+  type: int
+  sample: 120
+restarts:
+  description: How often Slurm requeued it.
+  returned: when the job is known
+  type: int
+  sample: 0
+output:
+  description: File with the output of the job.
+  returned: when the job is known
+  type: str
+  sample: /fsx/muster/jobs/train-2f604121ef80/output.txt
+stored:
+  description: Whether the result is that of an earlier call.
+  returned: when the job is known
+  type: bool
+  sample: false
+result:
+  description: The values above in one mapping, as a run folder keeps them; empty while the job is unknown.
+  returned: always but for a wrong document
+  type: dict
+  sample: {}
+folder:
+  description: The job's place in the store.
+  returned: always
+  type: str
+  sample: /fsx/muster/jobs/train-2f604121ef80
+document:
+  description: The job document with its defaults filled in.
+  returned: when O(job) is given
+  type: dict
+  sample: {}
+remedy:
+  description: What to do about a failure.
+  returned: failure
+  type: str
+  sample: raise time_limit or ask for less work
+log:
+  description: The output of a job that failed.
+  returned: failure
+  type: str
+  sample: /fsx/muster/jobs/train-2f604121ef80/output.txt
+"""
+
+import hashlib
+import json
+import os
+import pwd
+
+from ansible.module_utils.basic import AnsibleModule
+
+from ansible_collections.muster.fleet.plugins.module_utils import job as documents
+from ansible_collections.muster.fleet.plugins.module_utils import slurm, slurm_job
+
+
+def main():
+    module = AnsibleModule(
+        argument_spec={
+            "job": {"type": "dict"},
+            "script": {"type": "str"},
+            "name": {"type": "str"},
+            "user": {"type": "str", "default": "muster"},
+            "store": {"type": "path", "default": "/fsx/muster/jobs"},
+            "state": {"type": "str", "choices": ["finished", "submitted", "cancelled"], "default": "finished"},
+            "rerun": {"type": "bool", "default": False},
+            "retry": {"type": "bool", "default": False},
+            "timeout": {"type": "int", "default": 3600},
+            "pending_timeout": {"type": "int", "default": 300},
+            "poll": {"type": "int", "default": 5},
+        },
+        mutually_exclusive=[("job", "script"), ("job", "name")],
+        required_one_of=[("job", "script")],
+        required_by={"script": ("name",)},
+        supports_check_mode=True,
+    )
+    params = module.params
+    try:
+        user = pwd.getpwnam(params["user"])
+    except KeyError:
+        module.fail_json(msg="The user %s does not exist on this host; create it or name another one." % params["user"])
+    if os.geteuid() not in (0, user.pw_uid):
+        module.fail_json(msg="Only root can submit as %s; run the task with become, or as that user." % params["user"])
+
+    def run(argv, as_user):
+        # A job must not depend on who called: it gets the environment of a fresh login, and none of this process's.
+        if as_user:
+            names = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": user.pw_dir, "USER": user.pw_name, "LOGNAME": user.pw_name}
+            become = ["runuser", "-u", user.pw_name, "--"] if os.geteuid() != user.pw_uid else []
+            argv = [*become, "env", "-i", *("%s=%s" % item for item in names.items()), "LANG=C.UTF-8", *argv]
+        return module.run_command(argv, environ_update=slurm.ENVIRONMENT)
+
+    facts = {}
+    try:
+        if params["job"] is not None:
+            document = documents.load(params["job"])
+            name, identity = document["name"], documents.identity(document)
+            facts["document"] = document
+        else:
+            name = params["name"]
+            documents.check_name(name)
+            identity = hashlib.sha256(documents.canonical({"name": name, "script": params["script"]}).encode()).hexdigest()
+        folder = os.path.join(params["store"], "%s-%s" % (name, identity[:12]))
+        facts["folder"] = folder
+        store = slurm_job.Store(folder, user.pw_uid, user.pw_gid)
+        runner = slurm_job.Runner(
+            run=run,
+            name=name,
+            identity=identity,
+            store=store,
+            user=user.pw_name,
+            timeout=params["timeout"],
+            poll=params["poll"],
+            pending_timeout=params["pending_timeout"],
+        )
+        if params["job"] is not None:
+            files = {"job.json": json.dumps(document, indent=1) + "\n", "job.sbatch": slurm.render_sbatch(document, identity, folder)}
+            options = []
+        else:
+            files = {"job.sbatch": params["script"]}
+            options = slurm.store_options(name, identity, folder)
+        before = store.read("job.sbatch")
+
+        def check():
+            if params["job"] is not None:
+                documents.check_fits(document, slurm.cpus_of(runner.nodes(), document["launcher"]["partition"]))
+
+        changed, found, written = slurm_job.bring(
+            runner,
+            state=params["state"],
+            files=files,
+            options=options,
+            rerun=params["rerun"],
+            retry=params["retry"],
+            check_mode=module.check_mode,
+            check=check,
+        )
+    except documents.JobError as error:
+        module.fail_json(msg=str(error), **facts)
+    except slurm_job.SlurmJobError as error:
+        facts.update(error.facts)
+        log = facts.get("output", "")
+        module.fail_json(msg=str(error), changed=error.changed, remedy=error.remedy, log=log, result=error.facts, **facts)
+    except OSError as error:
+        module.fail_json(msg="The store %s cannot be used: %s; mount it or set store." % (params["store"], error), **facts)
+
+    if written:
+        path = os.path.join(folder, "job.sbatch")
+        facts["diff"] = {"before": before, "after": written["job.sbatch"], "before_header": path, "after_header": path}
+    module.exit_json(changed=changed, result=found or {}, **{**facts, **(found or {})})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+#!/usr/bin/python
+# Copyright: the Muster developers
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: units
+short_description: Keep a list of systemd units enabled and running in one call
+version_added: 0.1.0
+description:
+  - Enables and starts the named units in the given order, only those that are not yet.
+  - Lets systemd read its unit files again when it says that they changed.
+  - Asks systemd once for all of them, so a converge that changes nothing costs one call.
+author:
+  - The Muster developers (@muster-fleet)
+options:
+  names:
+    description: Units in the order in which they are started.
+    type: list
+    elements: str
+    required: true
+  state:
+    description:
+      - V(started) starts units that are not active.
+      - V(restarted) restarts all of them.
+      - V(stopped) stops and disables them.
+    type: str
+    choices: [started, restarted, stopped]
+    default: started
+  restart_after:
+    description:
+      - Files that the units read when they start. A unit that started before one of them was last written is restarted.
+      - Times are compared instead of remembering what this run changed, so a run that was killed after it wrote a file loses no restart.
+    type: list
+    elements: path
+    default: []
+attributes:
+  check_mode:
+    description: Says what would be done.
+    support: full
+  diff_mode:
+    description: Shows the state of each unit before and after.
+    support: full
+"""
+
+EXAMPLES = r"""
+- name: configure | Start the daemons
+  muster.fleet.units:
+    names: [munge, slurmctld]
+    restart_after: [/etc/munge/munge.key]
+"""
+
+RETURN = r"""
+commands:
+  description: The systemctl commands that were run, or would be in check mode.
+  returned: always
+  type: list
+  elements: list
+"""
+
+import os
+import time
+
+from ansible.module_utils.basic import AnsibleModule
+
+from ansible_collections.muster.fleet.plugins.module_utils.units import parse_show, plan, started_at
+
+PROPERTIES = "Id,LoadState,ActiveState,UnitFileState,NeedDaemonReload,InactiveExitTimestampMonotonic"
+
+
+def main():
+    module = AnsibleModule(
+        argument_spec={
+            "names": {"type": "list", "elements": "str", "required": True},
+            "state": {"type": "str", "choices": ["started", "restarted", "stopped"], "default": "started"},
+            "restart_after": {"type": "list", "elements": "path", "default": []},
+        },
+        supports_check_mode=True,
+    )
+    names, state = module.params["names"], module.params["state"]
+    out = module.run_command(["systemctl", "show", "--property=" + PROPERTIES, *names], check_rc=True)[1]
+    before = parse_show(out, names)
+    missing = [name for name in names if before[name]["LoadState"] == "not-found"]
+    if missing and not module.check_mode:
+        module.fail_json(msg="The systemd unit %s does not exist on this node; install the package that brings it first." % missing[0])
+    if any(unit["NeedDaemonReload"] == "yes" for unit in before.values()) and not module.check_mode:
+        module.run_command(["systemctl", "daemon-reload"], check_rc=True)
+    written = max([os.stat(path).st_mtime for path in module.params["restart_after"] if os.path.exists(path)], default=0)
+    now, monotonic = time.time(), time.monotonic()
+    stale = [name for name in names if started_at(before[name], now, monotonic) < written]
+    commands = plan(names, state, before, stale)
+    if not module.check_mode:
+        for command in commands:
+            rc, _out, err = module.run_command(command)
+            if rc != 0:
+                unit = command[-1]
+                journal = module.run_command(["journalctl", "-u", unit, "-n", "15", "--no-pager", "-o", "cat"])[1]
+                lines = " | ".join(journal.splitlines())
+                module.fail_json(msg="%s failed: %s The unit's last lines: %s" % (" ".join(command), err.strip(), lines))
+    module.exit_json(
+        changed=bool(commands),
+        commands=commands,
+        diff={
+            "before": "".join("%s: %s, %s\n" % (name, before[name]["ActiveState"], before[name]["UnitFileState"]) for name in names),
+            "after": "".join("%s: %s\n" % (name, state) for name in names),
+        }
+        if commands
+        else {},
+    )
+
+
+if __name__ == "__main__":
+    main()

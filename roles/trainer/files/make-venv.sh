@@ -1,0 +1,25 @@
+#!/bin/sh
+# Make the Python environment of the trainer once: make-venv.sh FOLDER REQUIREMENTS [pip options]
+# Prints "made" or "there". A folder without its stamp is what an interrupted run left, and is made anew.
+set -eu
+venv=$1 requirements=$2
+shift 2
+mkdir -p "$(dirname "$venv")"
+# The folder may be shared by several hosts and fleets: one makes it, the others wait.
+exec 9>"$venv.lock"
+flock 9
+if [ -e "$venv/.muster-made" ]; then
+    echo there
+    exit 0
+fi
+# Not in /tmp, which may be memory: the downloads are several GB.
+TMPDIR=$venv.tmp
+export TMPDIR
+rm -rf "$venv" "$TMPDIR"
+mkdir "$TMPDIR"
+python3 -m venv "$venv"
+"$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-cache-dir --require-hashes --only-binary :all: \
+    --requirement "$requirements" "$@"
+rm -rf "$TMPDIR"
+touch "$venv/.muster-made"
+echo made

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright: the Muster developers
+"""`make bench`: every figure of docs/performance.md, measured in one run on a quiet machine and written there.
+
+It takes about 15 minutes; `python -m tests.bench 1` measures the first converges once instead of twice.
+The figures of a whole `make site` come from the events of a run folder, see docs/performance.md.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from . import converge
+from .fleets import ROOT
+
+BEGIN, END = "<!-- figures: written by make bench -->", "<!-- end of figures -->"
+
+
+def trainer_ratio() -> dict:
+    """The trainer against a bare loop, in the environment that the trainer's unit tests use; {} where that was not made yet."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "muster"
+    made = sorted(cache.glob("venv-trainer-*/bin/python"))
+    if not made:
+        return {}
+    done = subprocess.run([made[-1], "tests/bench/trainer_loop.py"], cwd=ROOT, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)
+
+
+def table(found: dict, trainer: dict) -> str:
+    """The figures with their bounds as a Markdown table."""
+    rows = [
+        ("First converge / bare shell script", found["first_to_bare"], "1.25", f"{found['first_s']:.1f} s / {found['first_bare_s']:.1f} s"),
+        ("Second converge / `ansible -m setup`", found["second_to_setup"], "12", f"{found['second_s']:.1f} s / {found['setup_s']:.2f} s"),
+        ("Second converge, changed tasks", found["second_changed"], "0", ""),
+        ("Verify, told apart", found["verify_s"], "", "seconds"),
+        (
+            "Controller CPU-s per host, 8 / 2 compute nodes",
+            found["cpu_8_to_2"],
+            "1.1",
+            f"{found['cpu_s_per_host_at_8']:.2f} s / {found['cpu_s_per_host_at_2']:.2f} s",
+        ),
+    ]
+    if trainer:
+        rows.append(("Trainer steps/s / bare loop", trainer["ratio"], "", ""))
+    lines = ["| What | Measured | At most | Of |", "|---|---|---|---|"]
+    lines += [f"| {what} | {value:.2f} | {bound} | {of} |" for what, value, bound, of in rows]
+    where = (
+        f"{time.strftime('%Y-%m-%d')}, {os.cpu_count()} cores, {platform.system()} {platform.release()}, Python {platform.python_version()}"
+    )
+    return "\n".join([f"Measured {where}.", "", *lines])
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory(prefix="muster-bench-") as folder:
+        found = converge.measure(Path(folder), int(sys.argv[1]) if sys.argv[1:] else 2)
+    trainer = trainer_ratio()
+    text = table(found, trainer)
+    print(json.dumps({"converge": found, "trainer": trainer}, indent=1))
+    print(text)
+    page = ROOT / "docs/performance.md"
+    old = page.read_text()
+    page.write_text(old[: old.index(BEGIN) + len(BEGIN)] + "\n" + text + "\n" + old[old.index(END) :])
+
+
+if __name__ == "__main__":
+    main()

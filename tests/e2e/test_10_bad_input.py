@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright: the Muster developers
+"""What cannot be is refused by one sentence that names it and the remedy, and nothing is made, started or run."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from ansible_collections.muster.fleet.plugins.module_utils.container_engine import find_engine, free_disk_mib
+
+pytestmark = pytest.mark.engine
+
+ROOT = Path(__file__).parents[2]
+NAME = "bad-input"
+PLAYBOOK = (".venv/bin/ansible-playbook", "site.yml")
+SPECS = {path.parents[1].name: yaml.safe_load(path.read_text())["argument_specs"] for path in ROOT.glob("roles/*/meta/argument_specs.yml")}
+COLLECTIVES = ROOT / "tests/fixtures/run/local/20261121T105130Z/jobs/collectives/output.txt"
+# What Ansible says of errors that nobody foresaw.
+UNFORESEEN = ("Traceback", "Error while resolving", "Unexpected failure", "Undefined", "is undefined")
+
+Refuse = Callable[..., str]
+
+
+def one_sentence(ended: subprocess.CompletedProcess) -> str:
+    """The one line that says why a run was refused: that of the summary, or of an error that left no record."""
+    assert ended.returncode != 0, ended.stdout
+    assert [word for word in UNFORESEEN if word in ended.stdout] == [], ended.stdout
+    said = re.findall(r"^FAILED (.*)$", ended.stdout, re.MULTILINE)
+    said = said or re.findall(r"^\[ERROR\]: Task failed: \w+ failed: (.*)$", ended.stdout, re.MULTILINE)
+    said = said or [line for line in ended.stdout.splitlines() if line and not line.startswith((".venv/bin/", "make: "))]
+    assert len(said) == 1, ended.stdout
+    return said[0]
+
+
+@pytest.fixture(scope="module")
+def refuse(artifacts) -> Refuse:
+    """Run a command that must be refused and leave nothing; return the sentence."""
+    folder = artifacts.folder(NAME)
+    # make has its own idea of where it was typed.
+    artifacts.leave(f"runs/{NAME}", lambda: shutil.rmtree(ROOT / "runs" / NAME, ignore_errors=True))
+    engine = find_engine()
+    environment = {**os.environ, "XDG_STATE_HOME": str(folder / "state"), "PWD": str(folder)}
+    down = [".venv/bin/ansible-playbook", "playbooks/local_down.yml", "-e", f"muster_fleet={NAME}"]
+    artifacts.leave(f"fleet {NAME}", lambda: subprocess.run(down, cwd=ROOT, env=environment, check=True, capture_output=True))
+
+    def made() -> list[object]:
+        return [
+            engine.ask("ps", "--all", "--quiet", "--filter", f"label=muster.fleet={NAME}"),
+            [name for name in engine.ask("network", "ls", "--format", "{{.Name}}").split() if name == f"muster-{NAME}"],
+            list((folder / "state").rglob("*")),
+        ]
+
+    def run(*argv: str) -> str:
+        ended = subprocess.run(
+            argv,
+            cwd=ROOT,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert made() == ["", [], []], ended.stdout
+        return one_sentence(ended)
+
+    return run
+
+
+def extra(**variables: object) -> tuple[str, str]:
+    return "-e", json.dumps({"muster_fleet": NAME, **variables})
+
+
+@pytest.fixture
+def inventory(tmp_path: Path) -> Callable[..., tuple[str, str]]:
+    """The command line's words for an inventory with one controller and these compute nodes, or for a local fleet with these options."""
+
+    def write(*compute: str, **options: object) -> tuple[str, str]:
+        path = tmp_path / "local_fleet.yml" if options else tmp_path / "hosts.yml"
+        hosts = {"muster_controller": ["controller-1"], "muster_compute": compute}
+        children = {group: {"hosts": {name: {} for name in names}} for group, names in hosts.items()}
+        static = {"all": {"vars": {"muster_fleet": NAME}, "children": children}}
+        path.write_text(yaml.safe_dump({"plugin": "muster.fleet.local_fleet", "fleet": NAME, **options} if options else static))
+        return "-i", str(path)
+
+    return write
+
+
+@pytest.mark.parametrize("role", sorted(SPECS))
+def test_unknown_variable_and_wrong_type_in_every_role(refuse: Refuse, role: str) -> None:
+    options = {name: option for spec in SPECS[role].values() for name, option in spec.get("options", {}).items() if name.startswith(role)}
+    known = max(options, key=len)
+    misspelt = known[:-2] + known[:-3:-1] if known[-1] != known[-2] else known[:-1]
+    said = refuse(*PLAYBOOK, *extra(**{misspelt: "{{ undefined_anywhere }}"}))
+    assert f"Variable {misspelt} (all hosts) is no option of role {role}; the nearest is {known}." in said
+    assert "Correct or remove it" in said
+
+    name, option = next(iter(options.items()))
+    said = refuse(*PLAYBOOK, *extra(**{name: "text" if option["type"] in ("list", "dict") else {"a": 1}}))
+    shapes = {"list": "a list", "dict": "a mapping", "str": "text", "path": "text"}
+    kind = option["type"]
+    complaint = f"is refused: it must be {shapes[kind]}" if kind in shapes else f"must be of type {kind}"
+    assert f"Variable {name} (all hosts) {complaint}." in said
+
+
+@pytest.mark.parametrize(
+    ("variables", "sentence"),
+    [
+        (
+            {"slurm_nodegroups": [{"name": "compute", "hosts": "compute-1"}]},
+            "slurm_nodegroups .* is refused: hosts must be a list.",
+        ),
+        ({"muster_collectives": {"ops": ["all_redcue"]}}, "one or more of: all_reduce, .* Got no match for: all_redcue"),
+        ({"muster_training": {"stesp": 10}}, "muster_training .* has the unknown key stesp; the nearest is steps."),
+        ({"muster_training": {"steps": "many"}}, "muster_training .* 'steps' .* \"'many'\" cannot be converted to an int"),
+    ],
+)
+def test_wrong_value_within_a_variable(refuse: Refuse, variables: dict[str, object], sentence: str) -> None:
+    assert re.search(sentence, refuse(*PLAYBOOK, *extra(**variables)))
+
+
+def test_no_compute_nodes(refuse: Refuse, inventory) -> None:
+    said = refuse(*PLAYBOOK, *inventory())
+    assert "The fleet has no compute nodes; put at least one host into the group muster_compute of the inventory." in said
+
+
+def test_two_nodes_with_one_name(refuse: Refuse, inventory) -> None:
+    said = refuse(*PLAYBOOK, *inventory("node-1.a", "node-2.a", "node-1.b"))
+    assert "Compute nodes node-1.a and node-1.b have one NodeName" in said
+    assert "give each a name of its own." in said
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"engine": "dokcer"}, "Unknown container engine 'dokcer': use auto, podman or docker."),
+        ({"memory": "900g"}, rf"Fleet {NAME} needs 2764800 MiB of memory, \d+ MiB are free: ask for fewer nodes or less memory"),
+        ({"memory": "lots"}, "Node controller-1 cannot have a size of 'lots': give MiB such as 2048, or 512m or 2g."),
+        ({"comptue": 4}, "unknown option comptue, the nearest is compute."),
+        ({"fleet": "Bad_Name"}, "Fleet name 'Bad_Name' cannot be used: it must be 1 to 20 lower-case letters, digits or dashes"),
+    ],
+)
+def test_local_fleet_that_cannot_be(refuse: Refuse, inventory, options: dict[str, object], sentence: str) -> None:
+    assert re.search(sentence, refuse(*PLAYBOOK, *inventory(**options)))
+
+
+def test_too_little_disk(refuse: Refuse, inventory) -> None:
+    if free_disk_mib(find_engine().storage) > 200_000:
+        pytest.skip("this machine has room for 200 nodes")
+    said = refuse(*PLAYBOOK, *inventory(compute=199, memory="16"))
+    assert re.search(rf"Fleet {NAME} needs 20\d{{4}} MiB of disk in \S+, \d+ MiB are free: make room there.", said)
+
+
+def test_fleet_name_of_another_inventory_and_to_take_down(refuse: Refuse, inventory) -> None:
+    assert "Fleet name 'Bad_Name' cannot be used" in refuse(*PLAYBOOK, *inventory("node-1"), "-e", "muster_fleet=Bad_Name")
+    assert "Fleet name 'Bad_Name' cannot be used" in refuse("make", "down", "FLEET=Bad_Name")
+
+
+@pytest.mark.parametrize("number", ["0", "abc", "2.5", "-1", "201"])
+def test_number_of_nodes_that_cannot_be(refuse: Refuse, number: str) -> None:
+    said = refuse("make", "site", f"FLEET={NAME}", f"COMPUTE={number}")
+    assert f"The number of compute nodes (COMPUTE) must be a whole number from 1 to 200, not '{number}'." in said
+
+
+@pytest.mark.parametrize(
+    ("document", "sentence"),
+    [
+        ("name: hello\ncommand: [hostname]\nndoes: 2\n", "Job hello has the unknown field ndoes; did you mean nodes?"),
+        ("name: hello\ncommand: [hostname\n", "is no YAML: .* line 3"),
+        ("", "A job document is a mapping with name and command"),
+        (None, r"cannot be read \(No such file or directory\): name a file."),
+    ],
+)
+def test_job_document_that_cannot_be(refuse: Refuse, inventory, tmp_path: Path, document: str | None, sentence: str) -> None:
+    path = tmp_path / "hello.yml"
+    if document is not None:
+        path.write_text(document)
+    said = refuse(PLAYBOOK[0], "playbooks/job.yml", *inventory("compute-1"), "-e", f"job=@{path}")
+    assert str(path) in said
+    assert re.search(sentence, said)
+
+
+@pytest.mark.parametrize(
+    ("part", "sentence"),
+    [
+        (0, "The output of the collective test is empty: read the job's error output for what stopped it."),
+        (0.5, "it has no concluding line"),
+        (0.97, r"line \d+ is damaged"),
+    ],
+)
+def test_empty_or_cut_output_of_collectives(refuse: Refuse, tmp_path: Path, part: float, sentence: str) -> None:
+    whole = COLLECTIVES.read_text()
+    whole = whole[: whole.index("# Out of bounds")]
+    (tmp_path / "output.txt").write_text(whole[: int(len(whole) * part)])
+    argv = (".venv/bin/ansible", "localhost", "-m", "muster.fleet.nccl_results", "-a", f"path={tmp_path}/output.txt")
+    assert re.search(sentence, refuse(*argv))
+
+
+@pytest.mark.parametrize(
+    ("playbook", "variable", "name"), [("train.yml", "muster_training", "train"), ("nccl_tests.yml", "muster_collectives", "collectives")]
+)
+def test_more_ranks_than_cpus(fleet, playbook: str, variable: str, name: str) -> None:
+    newest = ("sacct", "--noheader", "--allocations", "--allusers", "--format=jobid", "--starttime=now-1days")
+    before = fleet.ansible("controller-1", *newest)
+    said = one_sentence(fleet.run(f"playbooks/{playbook}", "-e", json.dumps({variable: {"procs_per_node": 64}})))
+    assert f"Job {name} wants 64 ranks of 1 CPUs on each of 2 nodes" in said
+    assert "lower nodes, procs_per_node or cpus_per_proc." in said
+    assert fleet.ansible("controller-1", *newest) == before

@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright: the Muster developers
+"""What the fleet must survive, and what of it is named: each fault is made, seen, and gone again at the end of its test."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from e2e_fleet import Fleet
+
+pytestmark = pytest.mark.engine
+
+# slurmctld writes its state at most five seconds late; what happened since is lost with it.
+STATE_SAVED_S = 6
+SPOOL = "/var/lib/slurm/slurmd"
+WRONG_KEY = (
+    "umask 277; head -c 128 /dev/urandom | base64 -w0 > /etc/munge/munge.key; chown munge: /etc/munge/munge.key; systemctl restart munge"
+)
+# munged alone lives a quarter of an hour ago; the node's clock is the machine's and stays.
+SKEW = """set -e
+apt-get -qq install -y --no-install-recommends libfaketime >/dev/null
+library=$(dpkg -L libfaketime | grep '/libfaketime.so.1$')
+mkdir -p /run/systemd/system/munge.service.d
+printf '[Service]\\nEnvironment=FAKETIME=-15m LD_PRELOAD=%s\\n' "$library" > /run/systemd/system/munge.service.d/skew.conf
+systemctl daemon-reload
+timeout 20 systemctl restart munge
+"""
+NO_SKEW = "rm -f /run/systemd/system/munge.service.d/skew.conf; systemctl daemon-reload; systemctl restart munge slurmd"
+
+
+def slurm(fleet: Fleet, *argv: str, user: str = "root") -> str:
+    return fleet.ansible("controller-1", *argv, user=user)
+
+
+def submit(fleet: Fleet, script: str, *options: str) -> str:
+    """A job of the user muster; its number."""
+    return slurm(fleet, "sbatch", "--parsable", "--output=/dev/null", "--mem=64", *options, f"--wrap={script}", user="muster")
+
+
+def job(fleet: Fleet, number: str, field: str) -> str:
+    return re.search(rf"\b{field}=(\S+)", slurm(fleet, "scontrol", "-o", "show", "job", number))[1]
+
+
+def states(fleet: Fleet) -> dict[str, str]:
+    """Node to state."""
+    return dict(line.split("|") for line in slurm(fleet, "sinfo", "--noheader", "--Node", "--format=%N|%T").splitlines())
+
+
+def accounted(fleet: Fleet, *options: str) -> list[str]:
+    """Rows of accounting, every run of a job its own, as NUMBER|STATE."""
+    argv = [
+        "sacct",
+        "--noheader",
+        "--parsable2",
+        "--allocations",
+        "--duplicates",
+        "--allusers",
+        "--starttime=now-2hours",
+        "--format=jobid,state",
+    ]
+    return slurm(fleet, *argv, *options).splitlines()
+
+
+def failed_checks(fleet: Fleet) -> set[tuple[str, str]]:
+    """(host, component.check) of the newest run."""
+    return {(check["host"], f"{check['component']}.{check['check']}") for check in fleet.events("check") if check["status"] == "failed"}
+
+
+@pytest.fixture(autouse=True)
+def whole(fleet: Fleet) -> Iterator[None]:
+    """Each test finds an idle fleet and leaves one."""
+    idle = {"compute-1": "idle", "compute-2": "idle"}
+    assert states(fleet) == idle
+    yield
+    fleet.wait_for("idle nodes", lambda: states(fleet) == idle, 120)
+
+
+def steps_of(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")] if path.exists() else []
+
+
+def test_lost_node_gives_its_job_back_and_the_losses_stay(fleet: Fleet) -> None:
+    undisturbed = {line["step"]: line["loss"] for line in steps_of(fleet.first_run / "jobs" / "train" / "train.jsonl") if "loss" in line}
+    training = fleet.state_dir / "fsx" / "home" / "muster" / "training"
+    before = set(training.glob("checkpoints-*"))
+    containers = fleet.containers()
+    run = fleet.begin("playbooks/train.yml", "-e", "muster_rerun=true")
+    [folder] = fleet.wait_for("the job's folder", lambda: set(training.glob("checkpoints-*")) - before)
+    log, number = folder / "train.jsonl", folder.name.removeprefix("checkpoints-")
+    fleet.wait_for(
+        "the second checkpoint", lambda: [line for line in steps_of(log) if (line.get("event"), line["step"]) == ("checkpoint", 20)]
+    )
+    # What a dead node's PMIx steps leave would stop the job, which keeps its number, from starting there again.
+    left = f"{SPOOL}/stepd.slurm.pmix.{number}.0"
+    fleet.ansible("compute-2", "touch", left)
+    containers.set_state("killed", ["compute-2"])
+    reached = max(line["step"] for line in steps_of(log))
+    assert reached < max(undisturbed), "the job was over before the node was killed"
+    fleet.wait_for("Slurm to miss the node", lambda: states(fleet)["compute-2"].startswith("down"), 90)
+    fleet.wait_for("the job in the queue", lambda: job(fleet, number, "JobState") in ("PENDING", "REQUEUED"))
+    fleet.start("compute-2")
+    assert fleet.ansible("compute-2", "sh", "-c", f"test -e {left} || echo clean") == "clean"
+    done = fleet.finish(run, 180)
+    assert done.returncode == 0, done.stdout[-3000:]
+
+    result = json.loads((fleet.latest / "jobs" / "train" / "result.json").read_text())
+    assert (str(result["job_id"]), result["state"], result["restarts"]) == (number, "COMPLETED", 1)
+    assert [row.split("|")[1] for row in accounted(fleet, "--jobs", number)] == ["NODE_FAIL", "COMPLETED"]
+    lines = steps_of(log)
+    [resumed] = [line for line in lines if line.get("event") == "resume"]
+    assert 20 <= resumed["step"] <= reached
+    again = {line["step"]: line["loss"] for line in lines[lines.index(resumed) :] if "loss" in line}
+    assert again == {step: loss for step, loss in undisturbed.items() if step > resumed["step"]}
+
+
+def test_killed_controller_keeps_its_jobs(fleet: Fleet) -> None:
+    number = submit(fleet, "srun sleep 20", "--nodes=2")
+    fleet.wait_for("the job to run", lambda: job(fleet, number, "JobState") == "RUNNING")
+    time.sleep(STATE_SAVED_S)
+    started, process = job(fleet, number, "StartTime"), slurm(fleet, "pidof", "slurmctld")
+    slurm(fleet, "kill", "-KILL", process)
+    assert "DOWN" in fleet.ansible("controller-1", "scontrol", "ping", check=False)
+    fleet.wait_for("slurmctld to come back", lambda: "is UP" in fleet.ansible("controller-1", "scontrol", "ping", check=False), 30)
+    assert slurm(fleet, "pidof", "slurmctld") != process
+    assert (job(fleet, number, "JobState"), job(fleet, number, "StartTime")) == ("RUNNING", started)
+    fleet.wait_for("the job to end", lambda: job(fleet, number, "JobState") == "COMPLETED", 40)
+    assert job(fleet, number, "Restarts") == "0"
+
+
+def test_accounting_survives_its_database(fleet: Fleet) -> None:
+    before = accounted(fleet)
+    number = submit(fleet, "sleep 3")
+    slurm(fleet, "systemctl", "stop", "mariadb")
+    fleet.wait_for("the job to end", lambda: job(fleet, number, "JobState") == "COMPLETED", 40)
+    assert f"{number}|COMPLETED" not in fleet.ansible(
+        "controller-1", "timeout", "5", "sacct", "-nPXj", number, "-o", "jobid,state", check=False
+    )
+    slurm(fleet, "systemctl", "start", "mariadb")
+    fleet.wait_for("the row of the job", lambda: f"{number}|COMPLETED" in accounted(fleet), 60)
+    assert [row for row in accounted(fleet) if not row.startswith(f"{number}|")] == before
+
+
+def test_full_spool_is_named_and_nothing_breaks(fleet: Fleet) -> None:
+    fleet.ansible("compute-1", "sh", "-c", f"dd if=/dev/zero of={SPOOL}/filler bs=1M status=none; df -m {SPOOL}", check=False)
+    try:
+        done = fleet.run("playbooks/validate.yml", "-e", '{"muster_phases": ["verify_node"]}')
+        assert done.returncode != 0
+        assert ("compute-1", "slurm.spool_space") in failed_checks(fleet)
+        assert re.search(r"FAILED compute-1: slurm\.spool_space: .* Remedy: Free space in /var/lib/slurm/slurmd", done.stdout)
+        number = submit(fleet, "true", "--nodelist=compute-1")
+        fleet.wait_for(
+            "Slurm to drain the node", lambda: "SlurmdSpoolDir is full" in slurm(fleet, "sinfo", "--noheader", "--format=%E"), 30
+        )
+    finally:
+        fleet.ansible("compute-1", "rm", f"{SPOOL}/filler")
+    fleet.wait_for("the job in the queue again", lambda: job(fleet, number, "Restarts") == "1")
+    assert job(fleet, number, "JobState") in ("PENDING", "REQUEUED")
+    slurm(fleet, "scontrol", "update", "nodename=compute-1", "state=resume")
+    slurm(fleet, "scancel", number)  # it would wait a minute, as each requeued job does
+    assert sorted(slurm(fleet, "srun", "--nodes=2", "hostname", user="muster").split()) == ["compute-1", "compute-2"]
+
+
+def test_wrong_key_and_skewed_clock_are_named(fleet: Fleet) -> None:
+    fleet.ansible("compute-1", "cp", "-p", "/etc/munge/munge.key", "/etc/munge/munge.key.right")
+    fleet.ansible("compute-1", "sh", "-c", WRONG_KEY)
+    fleet.ansible("compute-2", "sh", "-c", SKEW)
+    try:
+        done = fleet.run("playbooks/validate.yml", "-e", '{"muster_phases": ["verify_fleet"], "slurm_ready_wait": 5}')
+        found = {
+            check["host"]: check["found"]
+            for check in fleet.events("check")
+            if check["check"] == "munge_remote" and check["status"] == "failed"
+        }
+    finally:
+        fleet.ansible("compute-1", "sh", "-c", "mv /etc/munge/munge.key.right /etc/munge/munge.key; systemctl restart munge slurmd")
+        fleet.ansible("compute-2", "sh", "-c", NO_SKEW)
+    assert done.returncode != 0
+    assert set(found) == {"compute-1", "compute-2"}
+    assert "Invalid credential" in found["compute-1"]
+    assert "Rewound credential" in found["compute-2"]
+
+
+def test_site_killed_while_it_configures_and_run_again(fleet: Fleet) -> None:
+    fleet.ansible("compute-1", "sh", "-c", WRONG_KEY)
+    run = fleet.begin("site.yml")
+    fleet.wait_for("the task after the key", lambda: "configure | Start munge]" in run.log.read_text(), 120)
+    fleet.cut(run)
+    assert "PLAY RECAP" not in run.log.read_text()
+    again = fleet.run("site.yml")
+    assert again.returncode == 0, again.stdout[-3000:]
+    assert failed_checks(fleet) == set()
+    key = (fleet.state_dir / "secrets" / "munge.key").read_text().strip()
+    assert fleet.ansible("compute-1", "cat", "/etc/munge/munge.key") == key
+
+
+def test_all_nodes_killed_and_brought_back(fleet: Fleet) -> None:
+    waiting, history = submit(fleet, "true", "--hold"), accounted(fleet)
+    time.sleep(STATE_SAVED_S)
+    fleet.kill()
+    assert {each.state for each in fleet.containers().containers().values()} == {"exited"}
+    done = fleet.run("site.yml")
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert job(fleet, waiting, "JobState") == "PENDING"
+    assert set(history) <= set(accounted(fleet))
+    slurm(fleet, "scontrol", "release", waiting)
+    fleet.wait_for("the job to end", lambda: job(fleet, waiting, "JobState") == "COMPLETED")

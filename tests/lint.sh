@@ -1,0 +1,26 @@
+#!/usr/bin/env bash
+# All that can be said of the sources without running them. Every check runs; the failed ones are named at the end.
+set -uo pipefail
+cd "$(dirname "$0")/.." || exit
+PATH="$PWD/.venv/bin:$PATH"
+failed=()
+check() {
+  local name=$1
+  shift
+  echo "lint: $name"
+  "$@" || failed+=("$name")
+}
+mapfile -t scripts < <(git ls-files --cached --others --exclude-standard '*.sh' '.ci/run')
+
+check "ruff" ruff check --quiet .
+check "ruff format" ruff format --check --quiet .
+# Modules run under the node's Python.
+check "ruff for Python 3.9" ruff check --quiet --target-version py39 --select E9,F plugins/modules plugins/module_utils
+check "mypy" mypy
+check "shellcheck" shellcheck "${scripts[@]}"
+check "changelog fragments" antsibull-changelog lint
+check "role READMEs (make docs)" python tools/role_readmes.py --check
+check "ansible-lint" ansible-lint -q --nocolor
+check "ansible-test sanity" tests/sanity/run.sh
+
+[ ${#failed[@]} -eq 0 ] || { printf 'lint: failed: %s\n' "${failed[@]}"; exit 1; }

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright: the Muster developers
+"""The fleet of the end-to-end tests: its playbooks typed as a user does, its nodes reached as Ansible does, its containers."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from kernel_settings import kernel_settings
+
+from ansible_collections.muster.fleet.plugins.module_utils.container_engine import find_engine
+from ansible_collections.muster.fleet.plugins.module_utils.node_container import Fleet as Containers
+from ansible_collections.muster.fleet.plugins.module_utils.places import cache_dir, state_dir
+
+ROOT = Path(__file__).parents[2]
+INVENTORY = Path("tests/e2e/inventory")
+NAME = "e2e"
+
+
+class Fleet:
+    """The fleet `name` with nodes controller-1, compute-1, compute-2 and login-1.
+
+    first: how its first site.yml ended; first_run: its run folder; settings: the machine's kernel settings before that;
+    runs: the folder of its run folders.
+    """
+
+    first: subprocess.CompletedProcess
+    first_run: Path
+
+    def __init__(self, folder: Path) -> None:
+        self.name = NAME
+        self.folder = folder
+        self.runs = folder / "runs" / NAME
+        # State in a place of its own; the caches are the user's. PWD is where run folders go: the commands are typed in the checkout.
+        self.env = {**os.environ, "XDG_STATE_HOME": str(folder / "state"), "PWD": str(folder)}
+        self.state_dir = state_dir(NAME, self.env)
+        self.settings = kernel_settings()
+        self.begun: list[subprocess.Popen] = []
+
+    def command(self, playbook: str, *extra: str) -> list[str]:
+        return [".venv/bin/ansible-playbook", playbook, "-i", str(INVENTORY), "-e", f"muster_fleet={NAME}", *extra]
+
+    def run(self, playbook: str, *extra: str, timeout: float = 900) -> subprocess.CompletedProcess:
+        """A playbook from its start to its end; `stdout` has all of its output, which is kept in the folder as well."""
+        process = self.begin(playbook, *extra)
+        return self.finish(process, timeout)
+
+    def begin(self, playbook: str, *extra: str) -> subprocess.Popen:
+        """Start a playbook in a process group of its own."""
+        log = self.folder / f"output-{time.strftime('%H%M%S')}-{Path(playbook).stem}.txt"
+        with log.open("w") as output:
+            process = subprocess.Popen(
+                self.command(playbook, *extra),
+                cwd=ROOT,
+                env=self.env,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        process.log = log
+        self.begun.append(process)
+        return process
+
+    def finish(self, process: subprocess.Popen, timeout: float = 900) -> subprocess.CompletedProcess:
+        """Wait for the end of what `begin` started."""
+        try:
+            process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            pytest.fail(f"{shlex.join(process.args)} took more than {timeout:.0f} s:\n{process.log.read_text()[-3000:]}")
+        return subprocess.CompletedProcess(process.args, process.returncode, process.log.read_text())
+
+    def cut(self, process: subprocess.Popen) -> None:
+        """SIGKILL to the process group, as of a terminal that is gone."""
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+    def end(self) -> None:
+        """Cut what an interrupted test left running."""
+        for process in self.begun:
+            self.cut(process)
+
+    @property
+    def latest(self) -> Path:
+        """The folder of the newest run."""
+        return (self.runs / "latest").resolve()
+
+    def events(self, kind: str) -> list[dict]:
+        """The events of one kind of the newest run."""
+        return [event for line in (self.latest / "events.jsonl").read_text().splitlines() if (event := json.loads(line))["event"] == kind]
+
+    def ansible(self, host: str, *argv: str, user: str = "root", check: bool = True, timeout: float = 120) -> str:
+        """Run a command on a node over SSH as Ansible does, with the fleet's key and a checked host key; what it wrote, stripped."""
+        if user != "root":
+            argv = ("runuser", "--login", user, "--command", shlex.join(argv))
+        ssh = self.state_dir / "ssh"
+        options = ["-o", f"UserKnownHostsFile={ssh}/known_hosts", "-o", "StrictHostKeyChecking=yes", "-o", "BatchMode=yes"]
+        remote = ["ssh", "-F", "none", "-i", str(ssh / "id_ed25519"), *options, f"root@{self.containers().address(host)}", shlex.join(argv)]
+        done = subprocess.run(
+            remote, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=timeout, check=False
+        )
+        assert not check or done.returncode == 0, f"{shlex.join(argv)} on {host} ended with {done.returncode}: {done.stdout[-2000:]}"
+        return done.stdout.strip()
+
+    def containers(self) -> Containers:
+        """The containers themselves, for what a user cannot type."""
+        return Containers(NAME, find_engine(), self.state_dir, cache_dir(self.env))
+
+    def kill(self, *nodes: str) -> None:
+        """Take the power from nodes; from all of them when none is named."""
+        self.containers().set_state("killed", list(nodes) or None)
+
+    def start(self, *nodes: str) -> None:
+        """Give it back, and wait for their SSH."""
+        self.containers().set_state("started", list(nodes) or None)
+
+    def wait_for(self, what: str, found: Callable[[], object], patience: float = 60) -> object:
+        """Ask `found` twice a second until it says something true, and return that; the test fails with `what` when it does not."""
+        deadline = time.monotonic() + patience
+        while not (value := found()):
+            if time.monotonic() > deadline:
+                pytest.fail(f"waited {patience:.0f} s in vain for {what}")
+            time.sleep(0.5)
+        return value

@@ -1,0 +1,39 @@
+#!/usr/bin/env bash
+# The unit tests on the interpreter of .venv and on one from the other side of Python 3.12 (which has another ansible-core), then the trainer's with torch.
+# PYTHON2ND names the second interpreter. Where there is none the run says so; CI=true makes that an error.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+below_312() { "$1" -c 'import sys; sys.exit(sys.version_info >= (3, 12))'; }
+in_range() { "$1" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null; }
+
+find_second() {
+  local candidate side=0
+  below_312 .venv/bin/python || side=1
+  for candidate in ${PYTHON2ND:+"$PYTHON2ND"} python3.13 python3.12 python3.11 "${PYENV_ROOT:-$HOME/.pyenv}"/versions/{3.13,3.12,3.11}.*/bin/python /usr/bin/python3; do
+    if in_range "$candidate"; then
+      if below_312 "$candidate"; then [ $side = 1 ] || continue; else [ $side = 0 ] || continue; fi
+      echo "$candidate"
+      return
+    fi
+  done
+}
+
+.venv/bin/python -m pytest -q tests/unit
+
+second=$(find_second)
+if [ -n "$second" ]; then
+  folder=.venv-$("$second" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+  tools/venv.sh "$folder" "$second" requirements/dev.txt --editable
+  "$folder/bin/python" -m pytest -q tests/unit
+else
+  echo "not_run: unit tests on a second Python; .venv has $(.venv/bin/python -V), and no interpreter from the other side of 3.12 was found: name one with PYTHON2ND"
+  [ "${CI:-}" != true ]
+fi
+
+# torch is large, so its environment serves every checkout.
+python=$(readlink -f .venv/bin/python)
+hash=$({ "$python" -V; cat requirements/trainer.txt; } | sha256sum | cut -c1-12)
+trainer=${XDG_CACHE_HOME:-$HOME/.cache}/muster/venv-trainer-$hash
+tools/venv.sh "$trainer" "$python" requirements/trainer.txt
+"$trainer/bin/python" -m pytest -q trainer

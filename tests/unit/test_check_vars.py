@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright: the Muster developers
+"""Variables that no role knows, and values of another type, refused before anything runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from ansible_collections.muster.fleet.plugins.module_utils.check_vars import find_unknown, known_options, other_shape, owner, sentence
+
+SPECS: dict[str, dict[str, Any]] = {
+    "nccl": {
+        "main": {"options": {"nccl_version": {"type": "str"}, "nccl_nodes": {"type": "int", "required": True}}},
+        "configure": {"options": {"nccl_debug": {"type": "bool"}, "muster_hooks": {"type": "dict"}}},
+    },
+    "nccl_tests": {"main": {"options": {"nccl_tests_sizes": {"type": "list", "elements": "int"}}}},
+    "docker": {"main": {"options": {"docker_token": {"choices": ["x"], "no_log": True}, "docker_level": {"choices": ["a", "b"]}}}},
+    "empty": {"main": {}},
+}
+KNOWN = known_options({role: {"argument_specs": spec} for role, spec in SPECS.items()})
+
+
+def test_entry_points_are_united_and_fleet_options_belong_to_the_fleet() -> None:
+    assert set(KNOWN["nccl"]) == {"nccl_version", "nccl_nodes", "nccl_debug"}
+    assert set(KNOWN["muster"]) == {"muster_hooks"}
+    assert KNOWN["empty"] == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "role"),
+    [("nccl_x", "nccl"), ("nccl_tests_x", "nccl_tests"), ("nccl", None), ("__nccl_x", None), ("ncclx_y", None), ("muster_x", "muster")],
+)
+def test_the_longest_role_owns(name: str, role: str | None) -> None:
+    assert owner(name, KNOWN) == role
+
+
+def test_unknown_names_the_nearest() -> None:
+    names = ["nccl_versoin", "nccl_tests_version", "empty_x", "muster_hook", "nccl_version", "other", "__nccl_x"]
+    assert find_unknown(names, KNOWN) == {
+        "nccl_versoin": "is no option of role nccl; the nearest is nccl_version",
+        "nccl_tests_version": "is no option of role nccl_tests; the nearest is nccl_tests_sizes",
+        "empty_x": "is no option of role empty",
+        "muster_hook": "is no option of the fleet; the nearest is muster_hooks",
+    }
+
+
+USERS: dict[str, Any] = {
+    "type": "list",
+    "elements": "dict",
+    "options": {"name": {"type": "str"}, "groups": {"type": "list", "elements": "str"}},
+}
+
+
+@pytest.mark.parametrize(
+    ("value", "complaint"),
+    [
+        ([{"name": "a", "groups": ["b"]}], ""),
+        (None, ""),
+        ([{"name": "a", "groups": None}], ""),
+        ([{"nmae": "a"}], "each item of it has the unknown key nmae; the nearest is name"),
+        ([{1: "a"}], "each item of it has the unknown key 1"),
+        ("a,b", "it must be a list"),
+        ({"name": "a"}, "it must be a list"),
+        (["a=b"], "each item of it must be a mapping"),
+        ([{"name": "a"}, {"groups": "b"}], "groups must be a list"),
+        ([{"name": ["a"]}], "name must be text"),
+        ([{"name": 1, "groups": [{}]}], "each item of groups must be text"),
+    ],
+)
+def test_text_is_no_list_and_no_mapping(value: Any, complaint: str) -> None:
+    assert other_shape(value, USERS) == complaint
+
+
+def test_sentence_names_three_hosts() -> None:
+    assert sentence("x", ["a", "b", "c", "d", "e"], 6, "is odd") == "Variable x (a, b, c and 2 more) is odd."
+    assert sentence("x", ["a"], 1, "is odd") == "Variable x (all hosts) is odd."
+
+
+@pytest.fixture
+def play(tmp_path: Path) -> Any:
+    """Run the real plugin over an inventory with these variables of group gpu, of host b and of the command line."""
+    for role, spec in SPECS.items():
+        (tmp_path / f"roles/{role}/meta").mkdir(parents=True)
+        (tmp_path / f"roles/{role}/meta/argument_specs.yml").write_text(yaml.safe_dump({"argument_specs": spec}))
+    task = {"name": "Check", "muster.fleet.check_vars": {"roles_path": str(tmp_path / "roles")}}
+    (tmp_path / "play.yml").write_text(yaml.safe_dump([{"name": "Check", "hosts": "localhost", "gather_facts": False, "tasks": [task]}]))
+
+    def run(group: dict[str, Any], host: dict[str, Any], extra: dict[str, Any]) -> dict[str, Any]:
+        inventory = {"all": {"hosts": {"c": {}}, "children": {"gpu": {"hosts": {"a": {}, "b": host}, "vars": group}}}}
+        (tmp_path / "hosts.yml").write_text(yaml.safe_dump(inventory))
+        command = [str(Path(sys.executable).with_name("ansible-playbook")), "-i", "hosts.yml", "play.yml", "-e", json.dumps(extra)]
+        env = os.environ | {"ANSIBLE_CALLBACK_RESULT_FORMAT": "json"}
+        ended = subprocess.run([*command, "-v"], cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+        assert "Traceback" not in ended.stdout + ended.stderr
+        found: dict[str, Any] = json.loads(ended.stdout[ended.stdout.index("=> {") + 3 :].split("\n\n")[0])
+        return found | {"rc": ended.returncode}
+
+    return run
+
+
+def test_good_variables_pass_and_templates_are_left_alone(play: Any) -> None:
+    group = {"nccl_version": "{{ undefined_anywhere }}", "nccl_nodes": "2", "docker_level": "a", "nccl_tests_sizes": ["{{ x }}", 1]}
+    found = play(group, {"nccl_debug": "yes", "unrelated": 1}, {"__nccl_x": 1})
+    assert (found["rc"], found["checked"]) == (0, 5)
+
+
+def test_bad_variables_are_each_one_sentence(play: Any) -> None:
+    group = {"nccl_nodes": "many", "docker_token": "secret", "nccl_tests_sizes": "1,2"}
+    found = play(group, {"nccl_versoin": "{{ undefined_anywhere }}", "docker_level": "c"}, {"muster_local_computes": 3})
+    assert found["rc"] != 0
+    assert found["msg"].split(". ") == [
+        "Variable muster_local_computes (all hosts) is no option of the fleet; the nearest is muster_local_compute",
+        "Variable nccl_versoin (b) is no option of role nccl; the nearest is nccl_version",
+        "Variable docker_level (b) is refused: value of docker_level must be one of: a, b, got: c",
+        "Variable docker_token (a, b) is secret and not what its role asks for",
+        "Variable nccl_nodes (a, b) must be of type int",
+        "Variable nccl_tests_sizes (a, b) is refused: it must be a list.",
+    ]

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright: the Muster developers
+"""The module config_files: several files in one call, all or nothing, never half and never readable on the way."""
+
+from __future__ import annotations
+
+import getpass
+import grp
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from ansible_collections.muster.fleet.plugins.modules import config_files as module
+
+
+@pytest.fixture
+def write(call, tmp_path: Path):
+    """Write files given as name=content or name={options}; the module's result."""
+
+    def run(check_mode: bool = False, show_diff: bool = True, **files) -> dict:
+        mine = {"owner": getpass.getuser(), "group": grp.getgrgid(os.getgid()).gr_name}
+        given = {name: spec if isinstance(spec, dict) else {"content": spec} for name, spec in files.items()}
+        specs = [{"dest": str(tmp_path / name), **mine, **spec} for name, spec in given.items()]
+        return call(module, check_mode=check_mode, files=specs, show_diff=show_diff)
+
+    return run
+
+
+def names(result: dict) -> list[str]:
+    return [Path(path).name for path in result["changed_files"]]
+
+
+def test_only_what_differs_is_written(write, tmp_path):
+    assert names(write(one="1\n", two="2\n")) == ["one", "two"]
+    kept = (tmp_path / "one").stat()
+    result = write(one="1\n", two="3\n")
+    assert (result["changed"], names(result)) == (True, ["two"])
+    assert (tmp_path / "two").read_text() == "3\n"
+    assert ((tmp_path / "one").stat().st_ino, (tmp_path / "one").stat().st_mtime_ns) == (kept.st_ino, kept.st_mtime_ns)
+    assert not write(one="1\n", two="3\n")["changed"]
+
+
+def test_mode_alone_is_a_change(write, tmp_path):
+    write(key="secret")
+    assert (tmp_path / "key").stat().st_mode & 0o777 == 0o644
+    assert names(write(key={"content": "secret", "mode": "0400"})) == ["key"]
+    assert (tmp_path / "key").stat().st_mode & 0o777 == 0o400
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_owner_alone_is_a_change(write, tmp_path):
+    write(key="secret")
+    assert names(write(key={"content": "secret", "owner": "nobody", "group": "nogroup"})) == ["key"]
+    assert ((tmp_path / "key").owner(), (tmp_path / "key").group()) == ("nobody", "nogroup")
+
+
+def test_missing_folders_are_made(write, tmp_path):
+    write(**{"a/b/c.conf": "x"})
+    assert (tmp_path / "a/b/c.conf").read_text() == "x"
+    assert (tmp_path / "a/b").stat().st_mode & 0o777 == 0o755
+
+
+def test_one_refused_file_stops_all(write, tmp_path):
+    (tmp_path / "second").write_text("old")
+    refuse = ["sh", "-c", "grep -q good $0 || { echo line 1 is bad >&2; exit 1; }", "%s"]
+    result = write(first="1", second={"content": "bad", "validate": refuse}, third="3")
+    assert result["failed"]
+    assert result["msg"] == f"The new {tmp_path}/second was refused by sh, nothing was written: line 1 is bad"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["second"]
+    assert (tmp_path / "second").read_text() == "old"
+    assert names(write(first="1", second={"content": "good", "validate": refuse})) == ["first", "second"]
+
+
+def test_validation_sees_a_closed_file_and_runs_only_on_change(write, tmp_path):
+    look = ["sh", "-c", f"stat -c %a $0 >>{tmp_path}/seen", "%s"]
+    write(key={"content": "x", "validate": look})
+    write(key={"content": "x", "validate": look})
+    assert (tmp_path / "seen").read_text() == "600\n"
+
+
+def test_validation_in_check_mode(write, tmp_path):
+    assert write(check_mode=True, bad={"content": "x", "validate": ["false", "%s"]})["failed"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_is_closed_until_it_has_its_owner_and_never_half_there(write, tmp_path, monkeypatch):
+    """At the moment of the replacement the new file has its mode already; a failure there leaves the old one."""
+    write(key={"content": "old", "mode": "0600"})
+    seen = []
+
+    def replace(source, dest):
+        seen.append((Path(source).read_text(), os.stat(source).st_mode & 0o777, Path(dest).read_text()))
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", replace)
+    result = write(key={"content": "new", "mode": "0600"})
+    assert result["failed"]
+    assert "No space left on device" in result["msg"]
+    assert seen == [("new", 0o600, "old")]
+    assert [path.name for path in tmp_path.iterdir()] == ["key"]
+    assert (tmp_path / "key").read_text() == "old"
+
+
+def test_absent(write, tmp_path):
+    write(old="x")
+    assert names(write(check_mode=True, old={"state": "absent"})) == ["old"]
+    assert (tmp_path / "old").exists()
+    assert names(write(old={"state": "absent"})) == ["old"]
+    assert not (tmp_path / "old").exists()
+    assert not write(old={"state": "absent"})["changed"]
+
+
+def test_a_link_is_replaced_and_its_target_left(write, tmp_path):
+    (tmp_path / "target").write_text("theirs")
+    (tmp_path / "link").symlink_to("target")
+    write(link="ours")
+    assert ((tmp_path / "link").is_symlink(), (tmp_path / "target").read_text()) == (False, "theirs")
+
+
+def test_a_link_to_nowhere_is_replaced(write, tmp_path):
+    (tmp_path / "link").symlink_to("nowhere")
+    assert names(write(link="ours")) == ["link"]
+    assert (tmp_path / "link").read_text() == "ours"
+
+
+def test_check_mode_tells_and_writes_nothing(write, tmp_path):
+    result = write(check_mode=True, **{"a/one": "1"})
+    assert (result["changed"], names(result), result["diff"][0]["after"]) == (True, ["one"], "1")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_diff_shows_content_and_attributes(write, tmp_path):
+    write(one="1\n")
+    [diff] = write(one={"content": "2\n", "mode": "0600"})["diff"]
+    assert (diff["before"], diff["after"]) == ("1\n", "2\n")
+    assert diff["before_header"].endswith("mode 0644)")
+    assert diff["after_header"].endswith("mode 0600)")
+
+
+def test_a_secret_is_in_no_part_of_the_result(write):
+    assert "invocation" not in str(write(show_diff=False, key={"content": "hunter2", "mode": "0600"})["diff"])
+    result = write(show_diff=False, key={"content": "hunter3", "mode": "0600"})
+    result.pop("invocation", None)  # no_log on the task takes that away
+    assert "hunter" not in str(result)
+
+
+def test_an_owner_who_does_not_exist(write, tmp_path):
+    result = write(key={"content": "x", "owner": "muster-no-such-user"})
+    assert result["msg"] == "The user muster-no-such-user does not exist on this node; install the package that makes it first."
+    assert write(check_mode=True, key={"content": "x", "owner": "muster-no-such-user"})["changed"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_killed_write_leaves_old_or_new(tmp_path):
+    """put() is cut by SIGKILL at its last step, as by the loss of power; the old file is whole."""
+    dest = tmp_path / "slurm.conf"
+    dest.write_text("old")
+    cut = (
+        "import os, signal, sys\n"
+        "from ansible_collections.muster.fleet.plugins.modules import config_files\n"
+        "os.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "config_files.put(sys.argv[1], (b'new', os.getuid(), os.getgid(), 0o644))\n"
+    )
+    ended = subprocess.run([os.sys.executable, "-c", cut, str(dest)], check=False)
+    assert (ended.returncode, dest.read_text()) == (-9, "old")

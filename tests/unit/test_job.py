@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+import pytest
+
+from ansible_collections.muster.fleet.plugins.module_utils import job
+
+SMALL = {"name": "train", "command": ["python", "-m", "trainer.train"]}
+
+
+def test_defaults_are_filled_in():
+    document = job.load(SMALL)
+    assert set(document) == set(job.FIELDS)
+    assert document["launcher"] == {"kind": "slurm", "mpi": "pmix", "launch": "srun", "partition": "", "options": {}}
+
+
+def test_identity_is_of_what_runs_and_not_of_how_it_is_written():
+    same = {"command": ["python", "-m", "trainer.train"], "nodes": 1, "launcher": {"kind": "slurm"}, "name": "train", "env": None}
+    assert job.identity(job.load(SMALL)) == job.identity(job.load(same))
+    orders = [{"A": "1", "B": "2"}, {"B": "2", "A": "1"}]
+    assert len({job.identity(job.load({**SMALL, "env": env})) for env in orders}) == 1
+    assert job.identity(job.load(SMALL)) != job.identity(job.load({**SMALL, "env": {"A": "1"}}))
+
+
+def test_defaults_are_not_shared_between_documents():
+    job.load(SMALL)["mounts"].append("/a:/b")
+    assert job.load(SMALL)["mounts"] == []
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"comand": ["x"]}, "unknown field comand; did you mean command?"),
+        ({"command": None}, "has no command"),
+        ({"command": "python x"}, "command must be a list"),
+        ({"command": []}, "command is empty"),
+        ({"command": ["a\nb"]}, "line break"),
+        ({"nodes": 0}, "nodes must be at least 1, not 0"),
+        ({"nodes": "two"}, "nodes must be a whole number"),
+        ({"nodes": True}, "nodes must be a whole number"),
+        ({"name": "Has Space"}, "a name is 1 to 40"),
+        ({"name": "../up"}, "a name is 1 to 40"),
+        ({"schema": "muster.job/2"}, "this version of Muster reads muster.job/1"),
+        ({"image": "a", "venv": "/b"}, "both image and venv"),
+        ({"mounts": ["/a:/b"]}, "mounts without an image"),
+        ({"venv": "relative"}, "absolute path"),
+        ({"env": {"NOT-A-NAME": "1"}}, "no name of an environment variable"),
+        ({"env": {"A": "1\n2"}}, "line break"),
+        ({"launcher": {"kind": "slrum"}}, "did you mean slurm?"),
+        ({"launcher": {"partiton": "x"}}, "did you mean partition?"),
+        ({"launcher": {"mpi": "pmi2"}}, "launcher.mpi pmi2 is unknown"),
+        ({"secrets": {"T": {"from": "file", "path": "relative"}}}, "absolute path"),
+        ({"secrets": {"T": {"from": "env", "name": "A B"}}}, "names no environment variable"),
+        ({"retries": -1}, "retries must be 0 or more"),
+    ],
+)
+def test_a_wrong_document_is_answered_by_one_sentence(change, sentence):
+    with pytest.raises(job.JobError) as error:
+        job.load({**SMALL, **change})
+    assert sentence in str(error.value)
+    assert str(error.value).count("\n") == 0
+
+
+def test_a_secret_given_by_value_is_refused_and_not_repeated():
+    for value in ("hunter2", {"from": "file", "path": "/a", "value": "hunter2"}, {"value": "hunter2"}):
+        with pytest.raises(job.JobError) as error:
+            job.load({**SMALL, "secrets": {"T": value}})
+        assert "must be a reference" in str(error.value)
+        assert "hunter2" not in str(error.value)
+
+
+def test_more_ranks_than_cpus_is_refused():
+    document = job.load({**SMALL, "nodes": 2, "procs_per_node": 2})
+    job.check_fits(document, {"a": 2, "b": 4})
+    with pytest.raises(job.JobError, match="2 ranks of 1 CPUs on each of 2 nodes, and 1 of the 2 nodes"):
+        job.check_fits(document, {"a": 1, "b": 2})

@@ -1,0 +1,575 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright: the Muster developers
+"""Node containers without an engine: what is planned, and how the engines' answers are read."""
+
+from __future__ import annotations
+
+import dataclasses
+import ipaddress
+import json
+import multiprocessing
+import stat
+from pathlib import Path
+
+import pytest
+
+from ansible_collections.muster.fleet.plugins.module_utils import container_engine, node_container, node_image
+from ansible_collections.muster.fleet.plugins.module_utils.container_engine import Engine, Finished, NodeContainerError
+from ansible_collections.muster.fleet.plugins.module_utils.node_container import Container, Fleet, Node
+from ansible_collections.muster.fleet.plugins.module_utils.node_image import NodeImage
+from ansible_collections.muster.fleet.plugins.module_utils.places import cache_dir, state_dir
+
+FIXTURES = Path(__file__).parents[1] / "fixtures/node_container"
+IMAGE = "localhost/muster-node:trixie-x"
+
+
+def fixture(name: str) -> str:
+    return (FIXTURES / name).read_text()
+
+
+def node(name: str, group: str = "muster_compute", **more) -> Node:
+    return Node.from_options({"name": name, "groups": [group], **more})
+
+
+def record(*names: str) -> dict:
+    nodes = [{**dataclasses.asdict(node(name)), "address": f"10.213.5.{index}"} for index, name in enumerate(names, 2)]
+    return {"schema": node_container.SCHEMA, "nodes": nodes}
+
+
+def live(**states: str) -> dict[str, Container]:
+    names = {name.replace("_", "-"): state for name, state in states.items()}
+    return {name: Container(name, state, node(name).spec(IMAGE)) for name, state in names.items()}
+
+
+def plan(wanted: list[str], known: dict | None, there: dict, shrink: bool = False) -> node_container.Plan:
+    return node_container.make_plan("demo", [node(name) for name in wanted], known, there, IMAGE, shrink=shrink)
+
+
+class FakeRun:
+    """Answers command lines by their first words and remembers all of them."""
+
+    def __init__(self, answers: dict[str, Finished | list[Finished]]) -> None:
+        self.answers = answers
+        self.seen: list[list[str]] = []
+
+    def __call__(self, argv: list[str], timeout: float = 0) -> Finished:
+        self.seen.append(argv)
+        for start, answer in self.answers.items():
+            if " ".join(argv).startswith(start):
+                return answer.pop(0) if isinstance(answer, list) else answer
+        return Finished(127, "", f"{argv[0]} is not installed")
+
+
+def engine(name: str = "podman", run=None, **more) -> Engine:
+    return Engine(name, [], "4.3.1", "hybrid", "/", run or FakeRun({}), **more)
+
+
+# Names and places
+
+
+@pytest.mark.parametrize("name", ["", "A", "1a", "a_b", "a" * 21, "a/../b"])
+def test_fleet_names_that_cannot_be_used(name: str) -> None:
+    with pytest.raises(ValueError, match="cannot be used"):
+        state_dir(name, {"HOME": "/home/u"})
+
+
+def test_places_follow_xdg() -> None:
+    assert state_dir("a-1", {"HOME": "/home/u"}) == Path("/home/u/.local/state/muster/a-1")
+    assert state_dir("local", {"HOME": "/home/u", "XDG_STATE_HOME": "/s"}) == Path("/s/muster/local")
+    assert cache_dir({"HOME": "/home/u", "XDG_CACHE_HOME": "relative"}) == Path("/home/u/.cache/muster")
+
+
+# Nodes and layouts
+
+
+def test_two_nodes_with_one_name() -> None:
+    with pytest.raises(NodeContainerError, match="Two nodes are called a"):
+        node_container.check_nodes([{"name": "a"}, {"name": "b"}, {"name": "a"}])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"name": "a_b"}, "Node name 'a_b' cannot be a host name"),
+        ({"name": "a", "cpus": 0}, "Node a cannot have 0 CPUs"),
+        ({"name": "a", "cpus": "two"}, "Node a cannot have 'two' CPUs"),
+        ({"name": "a", "memory": "2 GB"}, "Node a cannot have a size of '2 GB'"),
+        ({"name": "a", "memory": 0}, "Node a cannot have a size of 0"),
+        ({"name": "a", "tmpfs": {"/spool": "much"}}, "Node a cannot have a size of 'much'"),
+    ],
+)
+def test_node_options_that_cannot_be(options: dict, message: str) -> None:
+    with pytest.raises(NodeContainerError, match=message):
+        Node.from_options(options)
+
+
+@pytest.mark.parametrize(("text", "size"), [(2048, 2048), ("2048", 2048), ("512m", 512), ("2g", 2048), ("2G", 2048)])
+def test_memory(text: int | str, size: int) -> None:
+    assert node("a", memory=text).memory_mib == size
+
+
+def test_layout_makes_a_fleet() -> None:
+    nodes = node_container.layout_nodes({"compute": 2, "login": 1, "memory": "1g", "nodes": {"compute-2": {"memory": "4g"}}})
+    assert [(n.name, n.groups, n.memory_mib) for n in nodes] == [
+        ("controller-1", ("muster_controller",), 1024),
+        ("compute-1", ("muster_compute",), 1024),
+        ("compute-2", ("muster_compute",), 4096),
+        ("login-1", ("muster_login",), 1024),
+    ]
+
+
+@pytest.mark.parametrize(("compute", "size"), [(None, 3), ("", 3), ("4", 4), (1, 1)])
+def test_size_asked_for_wins_over_the_live_one(compute: str | int | None, size: int) -> None:
+    nodes = node_container.layout_nodes({"compute": 2}, record("controller-1x", "compute-1", "compute-2") | {}, compute)
+    assert sum("muster_compute" in n.groups for n in nodes) == size
+
+
+@pytest.mark.parametrize("compute", ["0", 0, "-1", "two", "1.5", "201", "9" * 30])
+def test_compute_that_is_no_size(compute: str | int) -> None:
+    with pytest.raises(NodeContainerError, match=r"COMPUTE\) must be a whole number from 1 to 200"):
+        node_container.layout_nodes({}, None, compute)
+
+
+def test_layout_of_a_node_that_no_fleet_has() -> None:
+    with pytest.raises(NodeContainerError, match="describes compute1, which no fleet has"):
+        node_container.layout_nodes({"nodes": {"compute1": {}}})
+
+
+# The plan
+
+
+def test_fresh_fleet_is_created() -> None:
+    assert plan(["a", "b"], None, {}) == node_container.Plan(["a", "b"], [], [], [])
+
+
+def test_what_runs_is_left_untouched() -> None:
+    found = plan(["a", "b", "c"], record("a", "b"), live(a="running", b="running"))
+    assert found == node_container.Plan(["c"], [], [], [])
+    assert not plan(["a"], record("a"), live(a="running")).changes
+
+
+@pytest.mark.parametrize("state", ["exited", "created", "configured", "stopped", "paused", "initialized"])
+def test_what_stands_is_started(state: str) -> None:
+    assert plan(["a"], record("a"), live(a=state)) == node_container.Plan([], ["a"], [], [])
+
+
+@pytest.mark.parametrize("state", ["removing", "dead", "stopping", "unknown", "lost"])
+def test_what_is_broken_is_made_anew(state: str) -> None:
+    assert plan(["a"], record("a"), live(a=state)) == node_container.Plan(["a"], [], ["a"], [])
+
+
+def test_recorded_and_never_created() -> None:
+    assert plan(["a", "b"], record("a", "b"), live(a="running")).create == ["b"]
+
+
+def test_smaller_is_refused_and_allowed() -> None:
+    with pytest.raises(NodeContainerError, match="b would go; say SHRINK=1"):
+        plan(["a"], record("a", "b"), live(a="running", b="running"))
+    assert plan(["a"], record("a", "b"), live(a="running", b="running"), shrink=True).remove == ["b"]
+
+
+def test_node_that_the_record_gave_up_goes_without_asking_again() -> None:
+    assert plan(["a"], record("a"), live(a="running", b="running")).remove == ["b"]
+
+
+def test_other_spec_is_refused_by_name() -> None:
+    there = live(a="running")
+    there["a"].spec["memory_mib"] = 512
+    with pytest.raises(
+        NodeContainerError, match=r"Node a of fleet demo was made differently \(memory_mib is 512, wanted 2048\).*make down"
+    ):
+        plan(["a"], record("a"), there)
+
+
+def test_containers_without_record() -> None:
+    with pytest.raises(NodeContainerError, match="no record in its state folder"):
+        plan(["a"], None, live(a="running"))
+
+
+@pytest.mark.parametrize(
+    ("state", "wanted", "commands"),
+    [
+        ("running", "started", []),
+        ("exited", "started", [["start"]]),
+        ("paused", "started", [["unpause"]]),
+        ("running", "stopped", [["stop", "-t", "20"]]),
+        ("exited", "stopped", []),
+        ("running", "killed", [["kill", "--signal=KILL"]]),
+        ("paused", "killed", [["unpause"], ["kill", "--signal=KILL"]]),
+        ("running", "paused", [["pause"]]),
+        ("exited", "paused", []),
+    ],
+)
+def test_transitions(state: str, wanted: str, commands: list[list[str]]) -> None:
+    assert node_container.transition(state, wanted) == commands
+
+
+# Addresses and networks
+
+
+def test_addresses_stay_and_fill_gaps() -> None:
+    found = node_container.assign_addresses([node("a"), node("c"), node("d")], record("a", "b", "c"), "10.213.5.0/24")
+    assert found == {"a": "10.213.5.2", "c": "10.213.5.4", "d": "10.213.5.5"}
+    assert node_container.assign_addresses([node("a"), node("e")], record("a"), "10.213.5.0/24")["e"] == "10.213.5.3"
+
+
+def test_addresses_of_another_subnet_are_given_anew() -> None:
+    assert node_container.assign_addresses([node("a")], record("a"), "10.213.9.0/24") == {"a": "10.213.9.2"}
+
+
+def test_routes_of_the_host() -> None:
+    assert [str(route) for route in node_container.host_routes(fixture("proc_net_route.txt"))] == [
+        "10.88.0.0/16",
+        "10.199.7.0/24",
+        "10.213.121.0/24",
+        "192.0.2.0/24",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("file", "subnets"),
+    [("podman_network_inspect.json", ["10.88.0.0/16", "10.213.121.0/24"]), ("docker_network_inspect.json", ["172.17.0.0/16"])],
+)
+def test_subnets_of_both_engines(file: str, subnets: list[str]) -> None:
+    assert [str(subnet) for subnet in node_container.subnets_in(json.loads(fixture(file)))] == subnets
+
+
+def test_subnet_is_free_and_steady() -> None:
+    first = node_container.choose_subnet("demo", [])
+    assert node_container.choose_subnet("demo", [ipaddress.IPv4Network("10.88.0.0/16")]) == first
+    second = node_container.choose_subnet("demo", [ipaddress.IPv4Network(first)])
+    assert not ipaddress.IPv4Network(first).overlaps(ipaddress.IPv4Network(second))
+    with pytest.raises(NodeContainerError, match="No free network for fleet demo"):
+        node_container.choose_subnet("demo", [ipaddress.IPv4Network("10.0.0.0/8")])
+
+
+# Engines
+
+
+def find(wanted: str, answers: dict[str, Finished], monkeypatch: pytest.MonkeyPatch, uid: int = 0) -> Engine:
+    monkeypatch.setattr(container_engine.os, "geteuid", lambda: uid)
+    return container_engine.find_engine(wanted, FakeRun(answers))
+
+
+NO_DAEMON = Finished(
+    0, fixture("docker_info_no_daemon.json"), "Cannot connect to the Docker daemon at unix:///x. Is the docker daemon running?"
+)
+
+
+def test_podman_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = find("auto", {"podman info": Finished(0, fixture("podman_info.json"), "")}, monkeypatch)
+    assert (found.name, found.prefix, found.version, found.storage) == ("podman", [], "4.3.1", "/var/lib/containers/storage")
+
+
+def test_docker_is_found_when_podman_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = find("auto", {"docker info": Finished(0, fixture("docker_info.json"), "")}, monkeypatch, uid=1000)
+    assert (found.name, found.prefix, found.version) == ("docker", [], "28.2.2")
+
+
+def test_rootless_podman_goes_through_sudo(monkeypatch: pytest.MonkeyPatch) -> None:
+    rootless = fixture("podman_info.json").replace('"rootless": false', '"rootless": true')
+    answers = {"podman info": Finished(0, rootless, ""), "sudo -n podman info": Finished(0, fixture("podman_info.json"), "")}
+    assert find("podman", answers, monkeypatch, uid=1000).prefix == ["sudo", "-n"]
+
+
+def test_client_without_daemon_is_no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(
+        NodeContainerError, match=r"podman: podman is not installed; docker: Cannot connect to the Docker daemon .*install podman"
+    ):
+        find("auto", {"docker info": NO_DAEMON}, monkeypatch)
+
+
+def test_podmans_docker_command_is_not_docker(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(NodeContainerError, match="docker: is podman's stand-in"):
+        find("docker", {"docker info": Finished(0, fixture("podman_info.json"), "")}, monkeypatch)
+
+
+def test_unknown_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(NodeContainerError, match="Unknown container engine 'lxc': use auto, podman or docker"):
+        find("lxc", {}, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("mounts", "view"),
+    [
+        (fixture("proc_mounts_hybrid.txt"), "hybrid"),
+        ("cgroup2 /sys/fs/cgroup cgroup2 rw 0 0\n", "v2"),
+        ("tmpfs /sys/fs/cgroup tmpfs rw 0 0\ncgroup /sys/fs/cgroup/cpu cgroup rw,cpu 0 0\n", "v1"),
+    ],
+)
+def test_cgroup_view(mounts: str, view: str) -> None:
+    assert container_engine.cgroup_view(mounts) == view
+
+
+@pytest.mark.parametrize(
+    ("text", "limit"),
+    [
+        (
+            "Error: runc: … error setting rlimits for ready process: error setting rlimit type 7: operation not permitted",
+            "nofile",
+        ),
+        ("error setting rlimit type 6: operation not permitted", "nproc"),
+        ("crun: setrlimit `RLIMIT_MEMLOCK`: Operation not permitted", "memlock"),
+        ("no such image", None),
+    ],
+)
+def test_refused_limits(text: str, limit: str | None) -> None:
+    assert container_engine.refused_ulimit(text) == limit
+
+
+def test_learning_to_start_lowers_limits_and_tries_the_next_runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(container_engine, "ulimit_ladder", lambda: {"nofile": [1048576, 20000]})
+    refused = Finished(126, "", "error setting rlimit type 7: operation not permitted")
+    run = FakeRun(
+        {
+            "podman rm": Finished(0, "", ""),
+            "podman run": [refused, Finished(126, "", "crun: cgroups in hybrid mode not supported")],
+            "podman --runtime runc --cgroup-manager cgroupfs rm": Finished(0, "", ""),
+            "podman --runtime runc --cgroup-manager cgroupfs run": [refused, Finished(0, "id", "")],
+            "podman --runtime runc --cgroup-manager cgroupfs exec muster-probe systemctl": Finished(0, "running\n", ""),
+            "podman --runtime runc --cgroup-manager cgroupfs exec muster-probe cat": Finished(0, "1:name=systemd:/init.scope\n", ""),
+        }
+    )
+    first = engine(run=run)
+    container_engine.learn_to_start(first, IMAGE, tmp_path)
+    assert first.global_flags == ["--runtime", "runc", "--cgroup-manager", "cgroupfs"]
+    assert first.ulimits == {"nofile": 20000}
+    assert run.seen[-1][-4:] == ["rm", "--force", "--time=0", "muster-probe"]
+
+    second = engine(run=FakeRun({}))
+    container_engine.learn_to_start(second, IMAGE, tmp_path)
+    assert (second.global_flags, second.ulimits) == (first.global_flags, first.ulimits)
+    assert not container_engine.recall(engine(run=FakeRun({})).__class__("podman", [], "5.0", "v2", "/"), tmp_path)
+
+
+def test_systemd_in_the_hosts_tree_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(container_engine, "ulimit_ladder", dict)
+    run = FakeRun(
+        {
+            "docker rm": Finished(0, "", ""),
+            "docker run": Finished(0, "id", ""),
+            "docker exec muster-probe systemctl": Finished(1, "degraded\n", ""),
+            "docker exec muster-probe cat": Finished(0, "9:name=systemd:/../../init.scope\n", ""),
+        }
+    )
+    with pytest.raises(NodeContainerError, match=r"starts no systemd from .*its systemd leaves the container's cgroup"):
+        container_engine.learn_to_start(engine("docker", run), IMAGE, tmp_path)
+    assert not (tmp_path / "engine.json").exists()
+
+
+@pytest.mark.parametrize(("name", "prefix"), [("podman", ""), ("docker", "")])
+def test_command_line_of_a_node(name: str, prefix: str, tmp_path: Path) -> None:
+    how = engine(name, run_flags=["--cgroupns=private"], ulimits={"nofile": 1048576, "memlock": -1})
+    args = Fleet("demo", how, tmp_path / "state", tmp_path / "cache").create_args(
+        node("compute-1", memory="3g", tmpfs={"/spool": "64m"}, mounts=["/src:/src:ro"]), "10.213.5.3", IMAGE
+    )
+    assert args[:3] == ["run", "--name=muster-demo-compute-1", "--hostname=compute-1"]
+    # Slurm binds steps to cores that it counted on the whole machine.
+    assert not any(arg.startswith("--cpuset") for arg in args)
+    for expected in (
+        "--privileged",
+        "--cgroupns=private",
+        "--ulimit=nofile=1048576:1048576",
+        "--ulimit=memlock=-1:-1",
+        "--network=muster-demo",
+        "--ip=10.213.5.3",
+        "--mac-address=02:6d:0a:d5:05:03",
+        "--cpus=1",
+        "--memory=3072m",
+        "--tmpfs=/spool:rw,mode=755,size=64m",
+        "--volume=/src:/src:ro",
+        f"--volume={tmp_path}/state/fsx:/fsx",
+        f"--volume={tmp_path}/cache/shared:/var/cache/muster",
+        "--label=muster.fleet=demo",
+        "--label=muster.node=compute-1",
+        f"--env=container={name}",
+    ):
+        assert expected in args
+    assert args[-4:-1] == [IMAGE, "/bin/sh", "-c"]
+
+
+def test_kernel_settings_of_the_host_are_read_only_before_systemd_starts() -> None:
+    lines = container_engine.BOOT_SCRIPT.splitlines()
+    assert lines.index("mount -o remount,bind,ro /proc/sys") < lines.index("exec /sbin/init")
+    assert lines.index("mount -o remount,bind,ro /sys") < lines.index("exec /sbin/init")
+
+
+@pytest.mark.parametrize(
+    ("file", "expected"),
+    [
+        ("podman_container_inspect.json", ("controller-1", "running", 2048)),
+        ("docker_container_inspect.json", ("compute-1", "exited", 2048)),
+    ],
+)
+def test_containers_of_both_engines(file: str, expected: tuple, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_container, "alive", lambda _pid: True)
+    run = FakeRun({"podman ps": Finished(0, "id\n", ""), "podman container inspect id": Finished(0, fixture(file), "")})
+    [found] = Fleet("demo", engine(run=run), tmp_path, tmp_path).containers().values()
+    assert (found.node, found.state, found.spec["memory_mib"]) == expected
+
+
+def test_podman_calls_a_container_running_whose_process_is_gone(tmp_path: Path) -> None:
+    text = fixture("podman_container_inspect.json").replace('"Pid": 9878', f'"Pid": {2**22 + 1}')
+    run = FakeRun({"podman ps": Finished(0, "id\n", ""), "podman container inspect id": Finished(0, text, "")})
+    [found] = Fleet("demo", engine(run=run), tmp_path, tmp_path).containers().values()
+    assert found.state == "lost"
+
+
+def test_no_containers_and_none_of_others(tmp_path: Path) -> None:
+    run = FakeRun({"podman ps": Finished(0, "", "")})
+    assert Fleet("demo", engine(run=run), tmp_path, tmp_path).containers() == {}
+    assert run.seen == [["podman", "ps", "--all", "--quiet", "--filter", "label=muster.fleet=demo"]]
+
+
+def test_failure_of_the_engine_is_one_sentence() -> None:
+    run = FakeRun({"podman network": Finished(125, "", "warning\nError: subnet is already used\n")})
+    with pytest.raises(NodeContainerError, match=r"^podman network failed: Error: subnet is already used\.$"):
+        engine(run=run).change("network", "create", "x")
+
+
+# Room on the machine
+
+
+def room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, memory: int, disk: int) -> list[list[str]]:
+    run = FakeRun({"podman ps": Finished(0, "", ""), "podman image inspect": Finished(0, "[]", "")})
+    monkeypatch.setattr(node_container, "available_memory_mib", lambda _text: memory)
+    monkeypatch.setattr(node_container, "free_disk_mib", lambda _path: disk)
+    try:
+        Fleet("demo", engine(run=run), tmp_path / "state", tmp_path / "cache").present([node("a"), node("b")], NodeImage())
+    finally:
+        assert not (tmp_path / "state").exists()
+    return run.seen
+
+
+def test_too_little_memory_is_refused_before_anything_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(NodeContainerError, match="Fleet demo needs 4096 MiB of memory, 1000 MiB are free"):
+        room(tmp_path, monkeypatch, memory=1000, disk=100000)
+
+
+def test_too_little_disk_is_refused_before_anything_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(NodeContainerError, match="Fleet demo needs 2000 MiB of disk in /, 900 MiB are free"):
+        room(tmp_path, monkeypatch, memory=100000, disk=900)
+
+
+def test_available_memory() -> None:
+    assert node_container.available_memory_mib("MemTotal: 1 kB\nMemAvailable:   23541000 kB\n") == 22989
+
+
+# State
+
+
+def test_dry_run_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = FakeRun({"podman ps": Finished(0, "", ""), "podman image inspect": Finished(0, "[]", "")})
+    monkeypatch.setattr(node_container, "available_memory_mib", lambda _text: 10**6)
+    monkeypatch.setattr(node_container, "free_disk_mib", lambda _path: 10**6)
+    fleet = Fleet("demo", engine(run=run, dry=True), tmp_path / "state", tmp_path / "cache")
+    assert fleet.present([node("a")], NodeImage()).create == ["a"]
+    assert not (tmp_path / "state").exists()
+    assert {argv[1] for argv in run.seen} == {"ps", "image"}
+
+
+def test_damaged_record(tmp_path: Path) -> None:
+    (tmp_path / "fleet.json").write_text("{")
+    with pytest.raises(NodeContainerError, match="is damaged"):
+        node_container.read_record(tmp_path)
+
+
+def test_hosts_file_is_rewritten_in_its_place(tmp_path: Path) -> None:
+    path = tmp_path / "hosts"
+    node_container.rewrite(path, node_container.hosts_text(record("a", "b")["nodes"]))
+    before = path.stat().st_ino
+    node_container.rewrite(path, node_container.hosts_text(record("a")["nodes"]))
+    assert path.stat().st_ino == before
+    assert path.read_text().splitlines()[2:] == ["10.213.5.2 a"]
+
+
+def test_key_is_made_once_and_private(tmp_path: Path) -> None:
+    key = tmp_path / "ssh/id_ed25519"
+    node_container.make_key(key, "muster-demo")
+    first = key.read_bytes()
+    node_container.make_key(key, "muster-demo")
+    assert key.read_bytes() == first
+    assert stat.S_IMODE(key.stat().st_mode) == 0o600
+    assert key.with_name("id_ed25519.pub").read_text().endswith("muster-demo\n")
+    assert len(list(key.parent.iterdir())) == 2
+
+
+# The image
+
+
+def test_image_is_named_by_its_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = NodeImage("trixie").name
+    assert name.startswith("localhost/muster-node:trixie-")
+    assert NodeImage("trixie").name == name
+    assert len({name, NodeImage("bookworm").name, NodeImage("trixie", mirror="http://mirror.example/debian").name}) == 3
+    monkeypatch.setattr(node_image, "PACKAGES", (*node_image.PACKAGES, "vim"))
+    assert NodeImage("trixie").name != name
+    assert NodeImage(reference="registry.example/node:1").name == "registry.example/node:1"
+
+
+def test_unknown_release() -> None:
+    with pytest.raises(NodeContainerError, match="Unknown release 'sarge' for the node image: use trixie or bookworm"):
+        NodeImage("sarge")
+
+
+def test_mirror_only_when_given() -> None:
+    assert NodeImage("trixie").build_argv(Path("x.tar"))[-2:] == ["trixie", "x.tar"]
+    assert NodeImage("trixie", mirror="http://m").build_argv(Path("x.tar"))[-1] == "http://m"
+
+
+def test_image_that_cannot_be_a_node() -> None:
+    run = FakeRun({"podman run --rm": Finished(0, "sshd\npython3\n", "")})
+    with pytest.raises(NodeContainerError, match="Image r/i cannot be a node, it lacks sshd, python3"):
+        node_image.check_reference(engine(run=run), NodeImage(reference="r/i"))
+
+
+def test_image_that_no_registry_has(tmp_path: Path) -> None:
+    run = FakeRun({"podman image": Finished(1, "", ""), "podman pull": Finished(125, "", "Error: manifest unknown")})
+    with pytest.raises(NodeContainerError, match=r"^No image r/i \(podman pull failed: Error: manifest unknown\): name another, or none"):
+        node_image.ensure_image(engine(run=run), NodeImage(reference="r/i"), tmp_path)
+
+
+def test_failed_build_is_one_sentence_and_leaves_no_image(tmp_path: Path) -> None:
+    run = FakeRun({"podman image": Finished(1, "", ""), "mmdebstrap": Finished(1, "", "I: x\nE: cannot reach the mirror")})
+    with pytest.raises(NodeContainerError, match=r"could not be made \(E: cannot reach the mirror\)"):
+        node_image.ensure_image(engine(run=run), NodeImage(), tmp_path)
+    assert not list((tmp_path / "images").glob("*.tar"))
+
+
+def _build(cache: Path, queue: multiprocessing.Queue) -> None:
+    def run(argv: list[str], timeout: float = 0) -> Finished:
+        mark = cache / "imported"
+        if argv[0] == "mmdebstrap":
+            queue.put("built")
+            Path(argv[-1]).write_text("tar")
+        if argv[1:2] == ["import"]:
+            mark.write_text("")
+        return Finished(0 if argv[1:2] != ["image"] or mark.exists() else 1, "", "")
+
+    node_image.ensure_image(engine(run=run), NodeImage(), cache)
+
+
+def test_runs_side_by_side_build_the_image_once(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue()
+    builders = [context.Process(target=_build, args=(tmp_path, queue)) for _ in range(4)]
+    for each in builders:
+        each.start()
+    for each in builders:
+        each.join(20)
+        assert each.exitcode == 0
+    assert [path.read_text() for path in (tmp_path / "images").iterdir()] == ["tar"]
+    assert queue.get(timeout=5) == "built"
+    assert queue.empty()
+
+
+def test_free_disk_of_a_folder_that_only_root_may_see(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = container_engine.shutil.disk_usage
+
+    def forbidden(path: Path) -> object:
+        if path != tmp_path:
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path)
+
+    monkeypatch.setattr(container_engine.shutil, "disk_usage", forbidden)
+    assert container_engine.free_disk_mib(str(tmp_path / "containers/storage")) > 0

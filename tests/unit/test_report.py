@@ -1,0 +1,347 @@
+# Copyright: the Muster developers
+# SPDX-License-Identifier: Apache-2.0
+"""The report is built from the run folder alone, whatever state a run left it in."""
+
+from __future__ import annotations
+
+import html.parser
+import json
+import re
+import shutil
+from pathlib import Path
+
+import jsonschema
+import pytest
+from ansible.module_utils.testing import patch_module_args
+
+from ansible_collections.muster.fleet.plugins.module_utils import report as logic
+from ansible_collections.muster.fleet.plugins.module_utils.report_page import duration, render_html
+from ansible_collections.muster.fleet.plugins.module_utils.report_plot import log2_ticks, nice_ticks
+from ansible_collections.muster.fleet.plugins.modules import report as module
+
+ROOT = Path(__file__).parents[2]
+SAMPLE = ROOT / "tests" / "fixtures" / "run" / "local" / "20261121T105130Z"
+SCHEMA = json.loads((ROOT / "docs" / "report.schema.json").read_text())
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(SAMPLE, tmp_path / "local" / SAMPLE.name))
+
+
+def add(folder: Path, *events: dict, without: tuple[str, ...] = ()) -> None:
+    """Append EVENTS to the folder's, from which the kinds WITHOUT are taken out."""
+    path = folder / "events.jsonl"
+    kept = [event for event in map(json.loads, path.read_text().splitlines()) if event["event"] not in without]
+    path.write_text("".join(json.dumps(event) + "\n" for event in [*kept, *({"time": "2026-11-21T11:00:00.000Z", **e} for e in events)]))
+
+
+def end(**hosts: dict) -> dict:
+    none = {"ok": 1, "changed": 0, "failures": 0, "unreachable": 0}
+    ok = not any(host.get("failures") or host.get("unreachable") for host in hosts.values())
+    return {"event": "end", "seconds": 9.5, "ok": ok, "hosts": {name: {**none, **host} for name, host in hosts.items()}}
+
+
+def failure(host: str, message: str, **more: str) -> dict:
+    return {
+        "event": "failure",
+        "host": host,
+        "role": "slurm",
+        "task": "Do it",
+        "message": message,
+        "remedy": "",
+        "log": "failures.log",
+        **more,
+    }
+
+
+def check(host: str, name: str, status: str, **more: str) -> dict:
+    texts = {"expected": "x", "found": "y", "reason": "why", "remedy": "Do this.", "seconds": 0.1, "level": "node", **more}
+    return {"event": "check", "host": host, "component": "slurm", "check": name, "status": status, **texts}
+
+
+def test_the_sample_run() -> None:
+    report = logic.build(SAMPLE)
+    jsonschema.validate(report, SCHEMA)
+    assert (report["run"]["verdict"], report["run"]["fleet"], report["run"]["name"]) == ("passed", "local", SAMPLE.name)
+    assert report["checks"]["counts"] == {"passed": 30, "failed": 0, "not_run": 17}
+    assert [entry["collective"] for entry in report["collectives"]][:2] == ["all_reduce", "all_gather"]
+    for entry in report["collectives"]:
+        assert entry["best"]["busbw"] == max(row["busbw"] for row in entry["rows"] if row["placement"] == "out_of_place")
+    (training,) = report["training"]
+    assert (training["resumes"], training["first_step"], training["last_step"], training["checkpoints"]) == (1, 1, 60, [20, 40, 60])
+    assert training["last_loss"] < training["first_loss"]
+    assert [attempt["from_step"] for attempt in training["attempts"]] == [0, 20]
+    seconds = [entry["seconds"] for entry in report["timings"]["roles"]]
+    assert seconds == sorted(seconds, reverse=True)
+    assert report["notes"] == []
+
+
+def test_the_summary_of_a_passed_run() -> None:
+    lines = logic.summary(logic.build(SAMPLE), Path("runs/local/latest"))
+    assert lines[0] == "fleet local: passed in 3 min 26 s"
+    assert lines[1] == "hosts: 3 (controller-1, compute-1, compute-2)"
+    assert lines[3] == "checks: 30 passed, 0 failed, 17 not run"
+    assert lines[4].startswith("busbw: all_reduce 1.05 GB/s at 2 MiB, all_gather ")
+    assert re.fullmatch(r"training: loss 5\.508 → 1\.622 at step 60, [\d.]+ samples/s, resumed 1 time \(run now\)", lines[5])
+    assert lines[-1] == "report: runs/local/latest/report.html"
+    assert len(lines) <= 10
+
+
+def test_stored_results_are_said_to_be_stored(folder: Path) -> None:
+    path = folder / "jobs" / "train" / "result.json"
+    path.write_text(path.read_text().replace('"stored": false', '"stored": true'))
+    lines = logic.summary(logic.build(folder))
+    assert lines[4].endswith("(run now)")
+    assert lines[5].endswith("(stored)")
+    assert "stored, of 2026-11-21" in render_html(logic.build(folder))
+    again = Path(shutil.copytree(folder / "jobs" / "collectives", folder / "jobs" / "again"))
+    (again / "result.json").write_text((again / "result.json").read_text().replace('"stored": false', '"stored": true'))
+    report = logic.build(folder)
+    assert logic.summary(report)[4].endswith("(partly stored)")
+    assert "all_reduce (again)" in render_html(report)
+
+
+def test_a_failed_run_names_check_reason_remedy_and_log(folder: Path) -> None:
+    verdict = "slurm.munge failed: why (expected x, found y). Remedy: Do this."
+    add(
+        folder,
+        check("compute-2", "munge", "failed"),
+        failure("compute-2", verdict),
+        failure("compute-1", "Broken\n\tbadly.", remedy="Mend it."),
+        end(**{"compute-1": {"failures": 1}, "compute-2": {"failures": 1}, "controller-1": {}}),
+        without=("end",),
+    )
+    report = logic.build(folder)
+    jsonschema.validate(report, SCHEMA)
+    assert report["run"]["verdict"] == "failed"
+    assert report["checks"]["records"][0]["check"] == "munge"
+    lines = logic.summary(report, Path("runs/local/latest"))
+    assert lines[0] == "fleet local: failed in 9.5 s, 2 hosts stopped"
+    assert "FAILED compute-2: slurm.munge: why. Remedy: Do this." in lines
+    assert "FAILED compute-1: slurm : Do it: Broken badly. Remedy: Mend it." in lines
+    assert lines[-1] == "report: runs/local/latest/report.html  log: runs/local/latest/failures.log"
+    assert "Broken\n\tbadly." in render_html(report)
+    # The verdict on the checks repeats the check, so the summary names it once.
+    assert sum("munge" in line for line in lines) == 1
+
+
+def test_hosts_that_fail_alike_share_a_line(folder: Path) -> None:
+    add(folder, *(check(host, "munge", "failed", reason="one\n  two.") for host in ("compute-1", "compute-2")))
+    assert "FAILED compute-1, compute-2: slurm.munge: one two. Remedy: Do this." in logic.summary(logic.build(folder))
+    add(folder, *(failure(host, "line\n" * 9) for host in "ab"), end(a={"failures": 1}, b={"failures": 1}), without=("end",))
+    page = render_html(logic.build(folder))
+    assert "<b>a, b</b> slurm · Do it</p><p>" + "line\n" * 8 + "…</p>" in page
+
+
+def test_the_summary_has_ten_lines_even_when_everything_fails(folder: Path) -> None:
+    add(
+        folder,
+        *(failure(f"n{number}", "Broken.") for number in range(40)),
+        end(**{f"n{n}": {"failures": 1} for n in range(40)}),
+        without=("end",),
+    )
+    lines = logic.summary(logic.build(folder), Path("r"))
+    assert len(lines) == 10
+    assert lines[-2] == "… and 38 more in the report"
+
+
+def test_a_rescued_failure_is_none_and_the_last_one_counts(folder: Path) -> None:
+    unreachable = {"event": "unreachable", "host": "compute-2", "message": "No route to host"}
+    add(
+        folder,
+        failure("compute-1", "rescued"),
+        failure("controller-1", "first"),
+        failure("controller-1", "second"),
+        unreachable,
+        end(**{"compute-1": {}, "controller-1": {"failures": 1}, "compute-2": {"unreachable": 1}}),
+        without=("end",),
+    )
+    failures = [(entry["host"], entry["message"]) for entry in logic.build(folder)["failures"]]
+    assert failures == [("compute-2", "unreachable: No route to host"), ("controller-1", "second")]
+
+
+def test_a_check_that_was_repeated_counts_once_with_its_last_status(folder: Path) -> None:
+    add(folder, check("compute-1", "slurmd_active", "failed"), check("compute-1", "slurmd_active", "passed"))
+    assert logic.build(folder)["checks"]["counts"] == {"passed": 30, "failed": 0, "not_run": 17}
+
+
+def test_a_killed_run_is_unfinished_and_its_cut_line_named(folder: Path) -> None:
+    add(folder, without=("end", "role"))
+    with (folder / "events.jsonl").open("a") as file:
+        file.write('{"event": "ta')
+    report = logic.build(folder)
+    jsonschema.validate(report, SCHEMA)
+    assert (report["run"]["verdict"], report["run"]["ended"]) == ("unfinished", None)
+    assert report["notes"] == [f"Line {len((folder / 'events.jsonl').read_text().splitlines())} of events.jsonl cannot be read."]
+    assert logic.summary(report)[0] == "fleet local: unfinished"
+    assert "the run has not ended, or was killed" in render_html(report)
+
+
+def test_a_second_playbook_in_the_folder_gives_the_verdict(folder: Path) -> None:
+    add(folder, {"event": "start", "playbook": "again.yml", "fleet": "local", "argv": []}, end(a={"failures": 1}))
+    report = logic.build(folder)
+    assert (report["run"]["playbook"], report["run"]["verdict"]) == ("again.yml", "failed")
+    assert report["checks"]["counts"]["passed"] == 30
+
+
+@pytest.mark.parametrize("keep", ["events.jsonl", "fleet.json"])
+def test_a_folder_with_one_file_is_enough(folder: Path, keep: str) -> None:
+    shutil.rmtree(folder / "jobs")
+    ({"events.jsonl", "fleet.json"} - {keep}).pop()
+    for path in folder.iterdir():
+        if path.name != keep:
+            path.unlink()
+    report = logic.build(folder)
+    jsonschema.validate(report, SCHEMA)
+    assert report["run"]["fleet"] == "local"
+    assert render_html(report)
+    assert logic.summary(report)
+
+
+def test_a_folder_that_is_none_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(logic.ReportError, match="holds no run"):
+        logic.build(tmp_path)
+
+
+def test_damaged_documents_are_named_and_the_rest_reported(folder: Path) -> None:
+    (folder / "jobs" / "collectives" / "nccl.json").write_text('{"tables": [')
+    (folder / "fleet.json").write_text("[1]")
+    with (folder / "jobs" / "train" / "train.jsonl").open("a") as file:
+        file.write('{"step": 61, "loss": NaN, "restart": 1}\n{"step": 62, "lo')
+    report = logic.build(folder)
+    jsonschema.validate(report, SCHEMA)
+    assert report["notes"] == [
+        "fleet.json cannot be read: it is no JSON object.",
+        "jobs/collectives/nccl.json cannot be read: it is no JSON object.",
+        "Line 81 of jobs/train/train.jsonl cannot be read.",
+    ]
+    assert report["training"][0]["last_step"] == 60
+
+
+def test_a_collective_test_without_a_table_is_shown_as_failed(folder: Path) -> None:
+    document = {"schema": "muster.nccl_results/1", "verdict": "failed", "reasons": ["The output is empty."], "tables": []}
+    (folder / "jobs" / "collectives" / "nccl.json").write_text(json.dumps(document))
+    report = logic.build(folder)
+    jsonschema.validate(report, SCHEMA)
+    assert report["collectives"][0]["reasons"] == ["The output is empty."]
+    assert "The output is empty." in render_html(report)
+
+
+class Page(html.parser.HTMLParser):
+    """Every tag with its attributes, and the text outside style and title."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict]] = []
+        self.words: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data) -> None:
+        self.words.append(data)
+
+
+def test_the_page_escapes_everything_and_asks_the_network_for_nothing(folder: Path) -> None:
+    attack = "<script>alert(1)</script>\"'&\x00\udce4"
+    fleet = json.loads((folder / "fleet.json").read_text())
+    for host in fleet["hosts"]:
+        host.update(os=attack, image=attack, address=attack, groups=[attack], gpus=[attack])
+    fleet["versions"].append({"component": attack, "version": attack, "hosts": [attack]})
+    fleet["engine"] = {"name": attack}
+    (folder / "fleet.json").write_text(json.dumps(fleet))
+    job = folder / "jobs" / "collectives"
+    (job / "nccl.json").write_text((job / "nccl.json").read_text().replace('"all_reduce"', json.dumps(attack)))
+    (folder / "jobs" / "train").rename(folder / "jobs" / "<script>&")
+    more = dict.fromkeys(("expected", "found", "reason", "remedy", "level"), attack)
+    add(
+        folder,
+        {"event": "message", "host": "a", "text": attack},
+        failure(attack, attack, role=attack, task=attack, remedy=attack, log=attack),
+        *(check(attack, attack + status, status, **more) for status in ("failed", "passed", "not_run")),
+        {"event": "role", "role": attack, "phase": attack, "seconds": 1, "tasks": 1, "changed": 0},
+        {"event": "task", "role": attack, "task": attack, "path": attack, "seconds": 99, "changed": 0, "hosts": 1},
+        end(**{attack: {"failures": 1}}),
+        without=("end",),
+    )
+    logic.write_report(folder)
+    text = (folder / "report.html").read_text(encoding="utf-8")
+    page = Page(text)
+    assert "script" not in {tag for tag, _attributes in page.tags}
+    assert not [name for _tag, attributes in page.tags for name in attributes if name.startswith("on") or name == "src"]
+    assert [attributes["href"] for _tag, attributes in page.tags if "href" in attributes] == ["data:,"]
+    assert "url(" not in text
+    assert "@import" not in text
+    assert "\x00" not in text
+    assert sum("<script>alert(1)</script>" in words for words in page.words) > 15
+    jsonschema.validate(json.loads((folder / "report.json").read_text()), SCHEMA)
+
+
+def test_a_step_trained_twice_counts_once_and_shows_twice(folder: Path) -> None:
+    report = logic.build(folder)
+    page = render_html(report)
+    assert report["training"][0]["last_step"] == 60
+    assert page.count('class="line c0 past"') == 4  # loss and speed, each wide and narrow
+    assert page.count(">resumed after 20<") == 4
+
+
+def test_a_fleet_of_thousands_stays_a_small_page(folder: Path) -> None:
+    names = [f"compute-{number}" for number in range(5000)]
+    add(folder, *(check(name, "munge", "failed") for name in names), *(check(name, "gpu", "not_run") for name in names))
+    page = render_html(logic.build(folder))
+    assert "compute-0, compute-1, " in page
+    assert "and 4988 more" in page
+    assert len(page) < 300_000
+
+
+def test_one_point_and_equal_values_can_be_drawn(folder: Path) -> None:
+    line = '{"time": "2026-11-21T10:00:00.000Z", "step": 5, "loss": 2.0, "tokens_per_s": 0, "samples_per_s": 0}\n'
+    (folder / "jobs" / "train" / "train.jsonl").write_text(line)
+    report = logic.build(folder)
+    jsonschema.validate(report, SCHEMA)
+    assert "NaN" not in render_html(report).replace("busbw", "")
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "ticks"),
+    [
+        (0, 2, [0, 0.5, 1, 1.5, 2]),
+        (0, 487.1, [0, 100, 200, 300, 400, 500]),
+        (1.6, 5.5, [1, 2, 3, 4, 5, 6]),
+        (3, 3, [3, 3.1, 3.2, 3.3]),
+        (0, 0, [0, 0.2, 0.4, 0.6, 0.8, 1]),
+    ],
+)
+def test_nice_ticks_cover_the_values(low: float, high: float, ticks: list[float]) -> None:
+    assert nice_ticks(low, high, 5)[: len(ticks)] == ticks
+
+
+def test_log2_ticks() -> None:
+    assert log2_ticks(8, 1 << 34, 9) == [float(8 << step) for step in range(0, 32, 4)]
+    assert log2_ticks(1000, 5000, 9) == [1024.0, 2048.0, 4096.0]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.04, "0.0 s"), (9.96, "10.0 s"), (59.4, "59 s"), (59.6, "1 min 00 s"), (185, "3 min 05 s"), (7800, "2 h 10 min")],
+)
+def test_duration(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def run_module(capsys: pytest.CaptureFixture[str], **options: object) -> dict:
+    with patch_module_args(options), pytest.raises(SystemExit):
+        module.main()
+    return json.loads(capsys.readouterr().out)
+
+
+def test_the_module_writes_once_and_check_mode_never(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    assert run_module(capsys, run_dir=str(folder), _ansible_check_mode=True)["changed"]
+    assert not (folder / "report.json").exists()
+    result = run_module(capsys, run_dir=str(folder))
+    assert (result["changed"], result["verdict"], result["path"]) == (True, "passed", str(folder / "report.html"))
+    assert not run_module(capsys, run_dir=str(folder))["changed"]
+    assert sorted(path.name for path in folder.glob("report*")) == ["report.html", "report.json"]
+    assert "holds no run" in run_module(capsys, run_dir=str(folder.parent))["msg"]

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright: the Muster developers
+"""slurm.conf from data: keys that a site changes or takes away, node lines, partitions, and what cannot be made."""
+
+from __future__ import annotations
+
+import pytest
+from ansible.errors import AnsibleFilterError
+
+from ansible_collections.muster.fleet.plugins.filter.slurm_conf import FilterModule
+from ansible_collections.muster.fleet.plugins.module_utils import slurm_conf as logic
+
+# The first line of `slurmd -C` of Slurm 24.11.5 in a container; the second is UpTime.
+SLURMD = "NodeName=compute-1 CPUs=2 Boards=1 SocketsPerBoard=1 CoresPerSocket=2 ThreadsPerCore=1 RealMemory=24105\nUpTime=0-01:20:11\n"
+HARDWARE = {"Boards": "1", "SocketsPerBoard": "1", "CoresPerSocket": "2", "ThreadsPerCore": "1", "RealMemory": "24105"}
+LINE = "Boards=1 CoresPerSocket=2 RealMemory=24105 SocketsPerBoard=1 ThreadsPerCore=1"
+
+
+def group(name: str = "compute", hosts: tuple[str, ...] = ("compute-1", "compute-2"), **more) -> dict:
+    return {"name": name, "hosts": list(hosts), **more}
+
+
+def nodes(*groups: dict, hardware: dict | None = None, fraction: float = 1.0, own: dict | None = None) -> list[str]:
+    return logic.node_lines(groups, {"compute": HARDWARE} if hardware is None else hardware, fraction, own)
+
+
+def test_hardware_from_slurmd():
+    assert logic.parse_hardware(SLURMD) == HARDWARE
+
+
+@pytest.mark.parametrize("text", ["", "slurmd: fatal: Unable to determine this slurmd's NodeName", "NodeName=x CPUs=2"])
+def test_no_hardware_from_slurmd(text):
+    with pytest.raises(logic.SlurmConfError, match="printed no node line"):
+        logic.parse_hardware(text)
+
+
+@pytest.mark.parametrize(
+    ("own", "merged"),
+    [
+        ({}, {"SlurmdTimeout": 180, "Prolog": "p.sh"}),
+        ({"SlurmdTimeout": 20}, {"SlurmdTimeout": 20, "Prolog": "p.sh"}),
+        ({"slurmdtimeout": 20}, {"slurmdtimeout": 20, "Prolog": "p.sh"}),
+        ({"Prolog": "omit"}, {"SlurmdTimeout": 180}),
+        ({"PROLOG": "omit"}, {"SlurmdTimeout": 180}),
+        ({"Never": "omit"}, {"SlurmdTimeout": 180, "Prolog": "p.sh"}),
+        ({"Epilog": "e.sh"}, {"SlurmdTimeout": 180, "Prolog": "p.sh", "Epilog": "e.sh"}),
+    ],
+)
+def test_a_sites_keys_over_the_defaults(own, merged):
+    defaults = {"SlurmdTimeout": 180, "Prolog": "p.sh"}
+    assert logic.merge(defaults, own) == merged
+    assert defaults == {"SlurmdTimeout": 180, "Prolog": "p.sh"}
+
+
+def test_values_as_slurm_reads_them():
+    config = {"A": True, "B": False, "C": 1, "D": "x,y", "Include": ["one.conf", "two.conf"]}
+    assert logic.lines(config) == ["A=yes", "B=no", "C=1", "D=x,y", "Include=one.conf", "Include=two.conf"]
+
+
+def test_alike_nodes_share_a_line():
+    assert nodes(group()) == [f"NodeName=compute-1,compute-2 {LINE}", "NodeSet=compute Nodes=compute-1,compute-2"]
+
+
+def test_full_names_become_node_names():
+    assert nodes(group(hosts=("a.example.org", "b.example.org")))[1] == "NodeSet=compute Nodes=a,b"
+
+
+def test_a_line_is_the_same_whatever_the_order_of_the_hardware():
+    assert nodes(group(), hardware={"compute": dict(reversed(HARDWARE.items()))}) == nodes(group())
+
+
+@pytest.mark.parametrize(
+    ("params", "memory"),
+    [({}, "RealMemory=22899"), ({"RealMemory": 2672}, "RealMemory=2672"), ({"realmemory": 2672}, "realmemory=2672")],
+)
+def test_memory_is_scaled_for_what_was_asked_and_not_for_what_was_given(params, memory):
+    line = nodes(group(params=params), fraction=0.95)[0]
+    assert [word for word in line.split() if "memory" in word.lower()] == [memory]
+
+
+def test_given_hardware_goes_before_asked():
+    given = {"CPUs": 192, "RealMemory": 2000000}
+    assert nodes(group(hardware=given), fraction=0.5)[0] == "NodeName=compute-1,compute-2 CPUs=192 RealMemory=1000000"
+
+
+def test_a_node_with_keys_of_its_own_has_a_line_of_its_own():
+    own = {"compute-1": {"CPUSpecList": "1"}, "compute-2": {"CPUSpecList": "0"}, "compute-3": {"CPUSpecList": "1"}}
+    assert nodes(group(hosts=("compute-1", "compute-2", "compute-3")), own=own) == [
+        f"NodeName=compute-1,compute-3 {LINE} CPUSpecList=1",
+        f"NodeName=compute-2 {LINE} CPUSpecList=0",
+        "NodeSet=compute Nodes=compute-1,compute-2,compute-3",
+    ]
+
+
+def test_an_empty_group_beside_a_filled_one():
+    groups = [group(), group("gpu", ())]
+    text = logic.slurm_conf(
+        {"ClusterName": "local"},
+        groups=groups,
+        partitions=[
+            {"name": "main", "nodegroups": ["compute", "gpu"], "params": {"Default": True}},
+            {"name": "gpu", "nodegroups": ["gpu"]},
+        ],
+        hardware={"compute": HARDWARE},
+        memory_fraction=1,
+    )
+    assert text.splitlines() == [
+        "# Written by Muster (role slurm); change slurm_config, slurm_nodegroups or slurm_partitions instead.",
+        "ClusterName=local",
+        f"NodeName=compute-1,compute-2 {LINE}",
+        "NodeSet=compute Nodes=compute-1,compute-2",
+        "PartitionName=main Nodes=compute Default=yes",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("groups", "hardware", "says"),
+    [
+        ([group("compute", ())], None, "The fleet has no compute nodes; put at least one host into the group muster_compute."),
+        ([group(), group("gpu", ("compute-2",))], None, r"Two nodes have the NodeName compute-2 \(node groups compute and gpu\)"),
+        ([group(hosts=("a.one.org", "a.two.org"))], None, "Two nodes have the NodeName a "),
+        ([group()], {}, "The node group compute has no hardware"),
+    ],
+)
+def test_nodes_that_cannot_be(groups, hardware, says):
+    with pytest.raises(logic.SlurmConfError, match=says):
+        nodes(*groups, hardware=hardware)
+
+
+def test_a_partition_of_an_unknown_group():
+    with pytest.raises(
+        logic.SlurmConfError, match="The partition main names the node group gpus, but slurm_nodegroups has only compute, gpu"
+    ):
+        logic.partition_lines([{"name": "main", "nodegroups": ["gpus"]}], [group(), group("gpu", ())])
+
+
+def test_filters_give_one_sentence():
+    filters = FilterModule().filters()
+    with pytest.raises(AnsibleFilterError, match="no compute nodes"):
+        filters["slurm_conf"]({}, groups=[], partitions=[], hardware={}, memory_fraction=1)
+    with pytest.raises(AnsibleFilterError, match="printed no node line"):
+        filters["slurm_hardware"]("")
+    assert filters["slurm_lines"]({"ConstrainCores": True, "CgroupPlugin": "autodetect"}) == "ConstrainCores=yes\nCgroupPlugin=autodetect\n"
