@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 import yaml
+from typed import ROOT, typed
 
 from ansible_collections.muster.fleet.plugins.module_utils.container_engine import find_engine, free_disk_mib
 
 pytestmark = pytest.mark.engine
 
-ROOT = Path(__file__).parents[2]
 NAME = "bad-input"
 PLAYBOOK = (".venv/bin/ansible-playbook", "site.yml")
 SPECS = {path.parents[1].name: yaml.safe_load(path.read_text())["argument_specs"] for path in ROOT.glob("roles/*/meta/argument_specs.yml")}
@@ -60,17 +60,7 @@ def refuse(artifacts) -> Refuse:
         ]
 
     def run(*argv: str) -> str:
-        ended = subprocess.run(
-            argv,
-            cwd=ROOT,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        ended = typed(list(argv), environment, timeout=60)
         assert made() == ["", [], []], ended.stdout
         return one_sentence(ended)
 

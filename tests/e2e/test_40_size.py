@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 from e2e_fleet import INVENTORY, ROOT, Fleet
+from typed import typed
 
 pytestmark = pytest.mark.engine
 
@@ -38,18 +39,7 @@ def make(fleet: Fleet, artifacts, tmp_path_factory: pytest.TempPathFactory) -> C
     environment = {**fleet.env, "ANSIBLE_INVENTORY": f"{INVENTORY},{small}"}
 
     def run(*words: str) -> subprocess.CompletedProcess:
-        argv = ["make", *words]
-        return subprocess.run(
-            argv,
-            cwd=ROOT,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=600,
-            check=False,
-        )
+        return typed(["make", *words], environment)
 
     return run
 
