@@ -63,7 +63,8 @@ def accounted(fleet: Fleet, *options: str) -> list[str]:
         "--starttime=now-2hours",
         "--format=jobid,state",
     ]
-    return slurm(fleet, *argv, *options).splitlines()
+    # A restarted slurmctld writes the rows of the jobs it still knows again, without the "by UID" of the cancelled ones.
+    return [row.partition(" by ")[0] for row in slurm(fleet, *argv, *options).splitlines()]
 
 
 def failed_checks(fleet: Fleet) -> set[tuple[str, str]]:
