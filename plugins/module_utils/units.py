@@ -26,11 +26,13 @@ def plan(names, state, before, stale=()):
     if state == "restarted":
         return [["systemctl", "restart", name] for name in names]
     if state == "stopped":
-        return [
-            ["systemctl", "disable", "--now", name]
+        wrong = [
+            name
             for name in names
             if before[name]["ActiveState"] in ("active", "activating") or before[name]["UnitFileState"] == "enabled"
         ]
+        # In one call, because systemd reads all unit files again after each.
+        return [["systemctl", "disable", "--now", *wrong]] if wrong else []
     commands = []
     for name in names:
         if before[name]["UnitFileState"] == "disabled":

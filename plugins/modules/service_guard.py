@@ -13,6 +13,8 @@ description:
     O(state=present) puts such a file in place, O(state=absent) takes it out again.
   - A C(policy-rc.d) that somebody else made (container images have one) is never touched.
   - On systems without that mechanism nothing is done, because their packages start nothing.
+  - With O(state=present) an empty folder of package lists also gets an old date. A new image has a young and empty one,
+    which C(cache_valid_time) of M(ansible.builtin.apt) alone would take for just read.
   - The files come and go within one install, so this never counts as a change.
 author:
   - The Muster developers (@muster-fleet)
@@ -44,11 +46,13 @@ guarded:
   type: bool
 """
 
+import glob
 import os
 
 from ansible.module_utils.basic import AnsibleModule
 
 PATH = "/usr/sbin/policy-rc.d"
+LISTS = "/var/lib/apt/lists"
 # 101 is "action forbidden by policy" in Debian's invoke-rc.d policy layer.
 SCRIPT = "#!/bin/sh\n# Put here by Muster during an install phase; it is taken out at its end.\nexit 101\n"
 
@@ -68,6 +72,8 @@ def main():
             with open(PATH, "w", encoding="utf-8") as handle:
                 handle.write(SCRIPT)
             os.chmod(PATH, 0o755)
+        if module.params["state"] == "present" and os.path.isdir(LISTS) and not glob.glob(LISTS + "/*_Packages*"):
+            os.utime(LISTS, (0, 0))
         if module.params["state"] == "absent" and ours:
             os.unlink(PATH)
     module.exit_json(changed=False, guarded=os.path.exists(PATH))

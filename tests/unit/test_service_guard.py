@@ -17,6 +17,7 @@ from ansible_collections.muster.fleet.plugins.modules import service_guard as mo
 def policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "policy-rc.d"
     monkeypatch.setattr(module, "PATH", str(path))
+    monkeypatch.setattr(module, "LISTS", str(tmp_path / "lists"))
     isdir = os.path.isdir
     monkeypatch.setattr(os.path, "isdir", lambda folder: folder == "/etc/dpkg" or isdir(folder))
     return path
@@ -47,6 +48,25 @@ def test_check_mode_does_nothing(call, policy):
     call(module, state="present")
     assert call(module, check_mode=True, state="absent")["guarded"]
     assert policy.exists()
+
+
+def test_an_empty_folder_of_package_lists_is_old(call, policy):
+    lists = policy.parent / "lists"
+    lists.mkdir()
+    young = lists.stat().st_mtime
+    call(module, check_mode=True, state="present")
+    assert lists.stat().st_mtime == young
+    call(module, state="present")
+    assert lists.stat().st_mtime == 0
+
+
+def test_package_lists_that_were_read_keep_their_date(call, policy):
+    lists = policy.parent / "lists"
+    lists.mkdir()
+    (lists / "archive_dists_trixie_main_binary-amd64_Packages.lz4").touch()
+    young = lists.stat().st_mtime
+    call(module, state="present")
+    assert lists.stat().st_mtime == young > 0
 
 
 def test_a_system_without_dpkg_is_left_alone(call, policy, monkeypatch):
