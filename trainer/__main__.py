@@ -41,7 +41,7 @@ def answer(command: Callable[[Sequence[str]], int], argv: Sequence[str]) -> int:
         return error.exit_code
     except SystemExit as end:
         return int(end.code or 0)
-    except Exception:
+    except Exception:  # whatever it is, a rank that fails must leave by `leave`, which waits for no other rank
         traceback.print_exc()
         return 1
 

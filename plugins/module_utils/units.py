@@ -27,9 +27,7 @@ def plan(names, state, before, stale=()):
         return [["systemctl", "restart", name] for name in names]
     if state == "stopped":
         wrong = [
-            name
-            for name in names
-            if before[name]["ActiveState"] in ("active", "activating") or before[name]["UnitFileState"] == "enabled"
+            name for name in names if before[name]["ActiveState"] in ("active", "activating") or before[name]["UnitFileState"] == "enabled"
         ]
         # In one call, because systemd reads all unit files again after each.
         return [["systemctl", "disable", "--now", *wrong]] if wrong else []
