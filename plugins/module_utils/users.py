@@ -67,7 +67,9 @@ def server_fault(uri):
     match = re.fullmatch(r"([a-z]+)://([A-Za-z0-9.-]+|\[[0-9a-fA-F:]+\])(:[0-9]+)?/?", str(uri))
     if match and match.group(1) in SCHEMES:
         return ""
-    return "Directory server '%s' of users_servers is no address of one; write ldaps://HOST, or ldap://HOST, which begins with STARTTLS." % uri
+    return (
+        "Directory server '%s' of users_servers is no address of one; write ldaps://HOST, or ldap://HOST, which begins with STARTTLS." % uri
+    )
 
 
 def directory_faults(options, folder, environ):
@@ -118,7 +120,7 @@ def accounts_of(groups, members):
 
 
 def missing_associations(accounts, rows):
-    """{account: users that it does not have yet}. rows: lines ACCOUNT|USER of sacctmgr; those without a user are the accounts themselves."""
+    """{account: users that it does not have yet}. rows: ACCOUNT|USER as sacctmgr prints them, without USER for the accounts themselves."""
     known = {tuple(row.split("|")[:2]) for row in rows if "|" in row}
     missing: dict = {}
     for user, mine in sorted(accounts.items()):

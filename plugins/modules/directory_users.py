@@ -11,8 +11,8 @@ version_added: 0.2.0
 description:
   - Reads the members of groups as the node knows them, through SSSD for those of a directory.
   - Makes the homes that are missing and leaves the others alone.
-  - Adds the associations that Slurm's accounting database does not have yet, all users of an account in one call. None is taken away, because
-    the history of jobs belongs to it; who leaves a group can no longer log in.
+  - Adds the associations that Slurm's accounting database does not have yet, all users of an account in one call. None is taken away,
+    because the history of jobs belongs to it; who leaves a group can no longer log in.
 author:
   - The Muster developers (@muster-fleet)
 options:
@@ -77,7 +77,8 @@ def members_of(module, name):
         return grp.getgrnam(name).gr_mem
     except KeyError:
         module.fail_json(
-            msg="The directory has no group %s (users_groups), or none of its servers answers; correct the name or bring the directory up." % name
+            msg="The directory has no group %s (users_groups), or none of its servers answers; correct the name or bring the directory up."
+            % name
         )
 
 
@@ -111,7 +112,9 @@ def main():
     try:
         people = {name: pwd.getpwnam(name) for name in sorted(accounts)}
     except KeyError as error:
-        module.fail_json(msg="A group of users_groups has the member %s, who is no user of the directory; remove it from the group." % error)
+        module.fail_json(
+            msg="A group of users_groups has the member %s, who is no user of the directory; remove it from the group." % error
+        )
 
     homes = [name for name in people if home and not os.path.isdir(os.path.join(home, name))]
     missing = {}

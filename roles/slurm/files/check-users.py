@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Refuse a file of sysusers.d whose users or groups would meet others on this node: `check-users.py FILE`.
 
-systemd-sysusers leaves a name with another number as it is and gives a user whose number is taken the next free one: either way the user would
-have two numbers in one fleet, and own files of somebody else on the shared file system.
+systemd-sysusers leaves a name with another number as it is, and gives a user whose number is taken the next free one: either way the
+user would have two numbers in one fleet, and own files of somebody else on the shared file system.
 """
 
 import grp
@@ -21,7 +21,7 @@ def faults(text):
     """{user: a sentence}; what is wrong with the user says more than the same of its group, which stands before it."""
     found = {}
     for line in text.splitlines():
-        kind, name, number = (line.split() + ["", "", ""])[:3]
+        kind, name, number = [*line.split(), "", "", ""][:3]
         if kind == "u":
             what = "UID"
             by_number, by_name = find(pwd.getpwuid, int(number.split(":")[0])), find(pwd.getpwnam, name)
@@ -32,9 +32,13 @@ def faults(text):
             continue
         number = number.split(":", maxsplit=1)[0]
         if by_number and by_number[0] != name:
-            found[name] = f"{what} {number} of {name} (slurm_users) is taken on this node by {by_number[0]}; give {name} another, or remove {by_number[0]}"
+            other = by_number[0]
+            found[name] = (
+                f"{what} {number} of {name} (slurm_users) is taken on this node by {other}; give {name} another, or remove {other}"
+            )
         elif by_name and str(by_name[2]) != number:
-            found[name] = f"{name} has the {what} {by_name[2]} on this node and {number} in slurm_users; give it {by_name[2]} there, or change it on the node"
+            have = by_name[2]
+            found[name] = f"{name} has the {what} {have} on this node and {number} in slurm_users; give it {have} there, or change the node"
     return found
 
 

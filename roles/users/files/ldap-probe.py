@@ -50,7 +50,14 @@ def search_request(number, base):
     return message(
         number,
         SEARCH,
-        element(0x04, base.encode()) + scope + aliases + size + seconds + element(0x01, b"\xff") + present + element(0x30, element(0x04, b"1.1")),
+        element(0x04, base.encode())
+        + scope
+        + aliases
+        + size
+        + seconds
+        + element(0x01, b"\xff")
+        + present
+        + element(0x30, element(0x04, b"1.1")),
     )
 
 
@@ -108,13 +115,18 @@ def ask(uri, conf, context):
                 channel.sendall(bind_request(2, name, conf.get("ldap_default_authtok", "")))
                 code = answer(channel)[1]
                 if code:
-                    raise ProbeError(f"refuses to be read as {name or 'nobody'} (LDAP result {code}{', invalid credentials' if code == REFUSED_BIND else ''})")
+                    why = "wrong name or password" if code == REFUSED_BIND else f"LDAP result {code}"
+                    raise ProbeError(f"refuses to be read as {name or 'nobody'} ({why})")
                 channel.sendall(search_request(3, base))
                 tag, code = answer(channel)
                 while tag != SEARCH_DONE:
                     tag, code = answer(channel)
                 if code:
-                    raise ProbeError(f"has no {base} that this bind may read" if code == NO_SUCH_OBJECT else f"does not search {base} (LDAP result {code})")
+                    raise ProbeError(
+                        f"has no {base} that this bind may read"
+                        if code == NO_SUCH_OBJECT
+                        else f"does not search {base} (LDAP result {code})"
+                    )
         except ssl.SSLCertVerificationError as error:
             raise ProbeError(f"has a certificate that is not trusted ({error.verify_message})") from error
         except OSError as error:
