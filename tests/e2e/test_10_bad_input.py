@@ -111,6 +111,14 @@ def test_unknown_variable_and_wrong_type_in_every_role(refuse: Refuse, role: str
             "slurm_nodegroups .* is refused: hosts must be a list.",
         ),
         ({"muster_collectives": {"ops": ["all_redcue"]}}, "one or more of: all_reduce, .* Got no match for: all_redcue"),
+        (
+            {"slurm_users": [{"name": name, "uid": 2000, "account": "muster"} for name in ("ada", "grace")]},
+            "Users ada and grace of slurm_users have one UID, 2000; give each a UID of its own.",
+        ),
+        (
+            {"users_servers": ["ldaps://dc.example"], "users_base": "dc=example", "users_groups": [{"name": "hpc", "account": "muster"}]},
+            "The directory in users_servers has no users_ca, and no server is trusted without; give the file of its CA, or system.",
+        ),
         ({"muster_training": {"stesp": 10}}, "muster_training .* has the unknown key stesp; the nearest is steps."),
         ({"muster_training": {"steps": "many"}}, "muster_training .* 'steps' .* \"'many'\" cannot be converted to an int"),
     ],
@@ -128,6 +136,14 @@ def test_two_nodes_with_one_name(refuse: Refuse, inventory) -> None:
     said = refuse(*PLAYBOOK, *inventory("node-1.a", "node-2.a", "node-1.b"))
     assert "Compute nodes node-1.a and node-1.b have one NodeName" in said
     assert "give each a name of its own." in said
+
+
+def test_two_hosts_that_serve(refuse: Refuse, tmp_path: Path) -> None:
+    groups = {"muster_controller": ["controller-1"], "muster_compute": ["compute-1"], "muster_storage": ["nas-1", "nas-2"]}
+    children = {group: {"hosts": {name: {} for name in names}} for group, names in groups.items()}
+    (tmp_path / "hosts.yml").write_text(yaml.safe_dump({"all": {"vars": {"muster_fleet": NAME}, "children": children}}))
+    said = refuse(*PLAYBOOK, "-i", str(tmp_path / "hosts.yml"))
+    assert "The group muster_storage has 2 hosts, nas-1 and nas-2 first; one host serves the shared file system" in said
 
 
 @pytest.mark.parametrize(

@@ -204,11 +204,8 @@ def test_directory_down_is_named_and_its_users_go_on(fleet: Fleet) -> None:
 
 def test_new_member_has_no_account_until_the_next_converge(fleet: Fleet) -> None:
     change = "dn: cn=physics,ou=groups,dc=example,dc=org\nchangetype: modify\nadd: memberUid\nmemberUid: mallory\n"
-    folder = "/etc/test-directory"
-    fleet.sh(
-        "login-1",
-        f"systemctl stop test-directory; printf %s {shlex.quote(change)} | slapmodify -f {folder}/slapd.conf; systemctl start test-directory",
-    )
+    modify = f"printf %s {shlex.quote(change)} | slapmodify -f /etc/test-directory/slapd.conf"
+    fleet.sh("login-1", f"systemctl stop test-directory; {modify}; systemctl start test-directory")
     fleet.everywhere("sss_cache --everything; getent group physics | grep -q mallory")
     done = fleet.play("playbooks/validate.yml", muster_components=["users"])
     assert fleet.failed() == {("controller-1", "users.members_accounted")}
@@ -221,8 +218,7 @@ def test_number_that_somebody_has(fleet: Fleet) -> None:
     fleet.sh("compute-1", "useradd --uid 20002 squatter")
     try:
         done = fleet.play("playbooks/validate.yml", muster_components=["users"])
-        assert fleet.failed() == {("compute-1", "users.numbers_free"), ("compute-1", "users.same_people")} & fleet.failed()
-        assert ("compute-1", "users.numbers_free") in fleet.failed()
+        assert fleet.failed() == {("compute-1", "users.numbers_free")}
         assert "UID 20002 of grace is taken on this node by squatter" in done.stdout
     finally:
         fleet.sh("compute-1", "userdel squatter")
@@ -246,7 +242,8 @@ def test_password_of_the_bind_is_nowhere_else(fleet: Fleet) -> None:
     secret = fleet.state / "secrets" / "users-bind-password"
     word = secret.read_text().split()[0]
     # sssd.conf is the control: there it must be found. The test's own directory has it as well.
-    search = f"printf %s {word} >/run/needle; grep -rlF -f /run/needle /etc /var/log /var/lib/muster /usr/lib/muster /fsx/muster 2>/dev/null; rm /run/needle"
+    places = "/etc /var/log /usr/lib/muster /fsx/muster"
+    search = f"printf %s {word} >/run/needle; grep -rlF -f /run/needle {places} 2>/dev/null; rm /run/needle"
     found = fleet.everywhere(f"{{ {search}; }} | grep -v /etc/test-directory/ || true")
     assert found == dict.fromkeys(NODES, "/etc/sssd/sssd.conf")
     assert set(fleet.everywhere(f"journalctl --no-pager | grep -cF {word} || true").values()) == {"0"}
