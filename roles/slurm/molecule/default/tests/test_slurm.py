@@ -102,6 +102,8 @@ def test_secrets_are_closed_to_others(host):
     places = "/etc/munge /etc/slurm/slurmdbd.conf /var/lib/munge /var/lib/slurm/slurmctld /var/lib/mysql/slurm_acct_db"
     assert host.check_output(f"find {places} -type f -perm -004") == "/var/lib/slurm/slurmctld/clustername"
     assert host.file("/fsx/home/muster").mode & 0o007 == 0
+    # The folder above is nobody's own, or no other user would reach a home in it.
+    assert (host.file("/fsx/home").user, host.file("/fsx/home").mode) == ("root", 0o755)
 
 
 def test_the_key_is_in_no_log_and_no_manifest(host):
