@@ -104,7 +104,7 @@ def probe_argv(check, run):
     if rc != want_rc:
         return outcome("failed", shorten(out or err), "%s ended with code %d: %s" % (argv[0], rc, shorten(err or out)), expected)
     if not ok:
-        return outcome("failed", shorten(out), "%s printed something else" % argv[0], expected)
+        return outcome("failed", shorten(out), "%s printed something else: %s" % (argv[0], shorten(out, 200) or "nothing"), expected)
     return outcome("passed", shorten(out), "", expected)
 
 
@@ -213,12 +213,13 @@ def run_checks(checks, component, level, **tools):
     records: list = []
     for check in checks:
         not_run = check.get("not_run") or ""
-        if check.get("needs"):
-            needed = [record["status"] for record in records if record["check"] == check["needs"]]
+        needs = check.get("needs") or []
+        for name in [needs] if isinstance(needs, str) else needs:
+            needed = [record["status"] for record in records if record["check"] == name]
             if not needed:
-                raise CheckError("Check %s needs %s, which is no check before it." % (check["check"], check["needs"]))
+                raise CheckError("Check %s needs %s, which is no check before it." % (check["check"], name))
             if needed != ["passed"]:
-                not_run = not_run or NEEDS % (check["needs"], "failed" if "failed" in needed else "could not run")
+                not_run = not_run or NEEDS % (name, "failed" if "failed" in needed else "could not run")
         records.append(run_check({**check, "not_run": not_run}, component, level, **tools))
     return records
 

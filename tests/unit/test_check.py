@@ -306,12 +306,13 @@ def test_what_needs_a_check_that_did_not_pass_is_not_run() -> None:
         ran.append(argv[0])
         return (1 if argv[0] == "b" else 0), "", ""
 
-    checks = [{"check": name, "argv": [name], "remedy": "-"} for name in "abcde"]
-    for check, needs in zip(checks[1:], "abca", strict=True):
+    checks = [{"check": name, "argv": [name], "remedy": "-"} for name in "abcdef"]
+    for check, needs in zip(checks[1:], ["a", "b", "c", "a", ["a", "b"]], strict=True):
         check["needs"] = needs
     records = logic.run_checks(checks, "slurm", "fleet", run=run)
-    assert [record["status"] for record in records] == ["passed", "failed", "not_run", "not_run", "passed"]
+    assert [record["status"] for record in records] == ["passed", "failed", "not_run", "not_run", "passed", "not_run"]
     assert [record["reason"] for record in records[2:4]] == ["it needs b, which failed", "it needs c, which could not run"]
+    assert records[5]["reason"] == "it needs b, which failed"
     assert ran == ["a", "b", "e"]
     with pytest.raises(logic.CheckError, match="needs z, which is no check before it"):
         logic.run_checks([{**checks[0], "needs": "z"}], "slurm", "fleet", run=run)
