@@ -129,8 +129,8 @@ def count(value: int | str, what: str, least: int) -> int:
 def layout_nodes(layout: Mapping, record: Mapping | None = None, compute: str | int | None = None) -> list[Node]:
     """The nodes of a Slurm-shaped fleet: controller-1…, compute-1…, login-1….
 
-    `layout` has controllers, compute, login, what each node is given (cpus, memory, tmpfs, mounts), and `nodes`, which overrides that by node name. The
-    number of compute nodes is `compute` where given, else that of the live fleet (`record`), else the layout's.
+    `layout` has controllers, compute, login, what each node is given (cpus, memory, tmpfs, mounts), and `nodes`, which overrides that by
+    node name. The number of compute nodes is `compute` where given, else that of the live fleet (`record`), else the layout's.
     """
     number = compute
     if number in (None, ""):

@@ -45,7 +45,9 @@ echo '# old' >> /run/slurm/conf/cgroup.conf
 """
 OWN_VERSION = "rm -rf /run/systemd/system/slurmd.service.d /run/other; systemctl daemon-reload; systemctl restart slurmd"
 # More memory and a GPU than the nodes have.
-TOO_MUCH = "sed -i.right -E '/^NodeName=compute-1 / s/RealMemory=[0-9]+/RealMemory=999999/; /^NodeName=compute-2 / s/$/ Gres=gpu:1/' slurm.conf"
+TOO_MUCH = (
+    "sed -i.right -E '/^NodeName=compute-1 / s/RealMemory=[0-9]+/RealMemory=999999/; /^NodeName=compute-2 / s/$/ Gres=gpu:1/' slurm.conf"
+)
 
 
 def slurm(fleet: Fleet, *argv: str, user: str = "root") -> str:
@@ -209,7 +211,9 @@ def test_each_thing_wrong_with_the_cluster_is_named(fleet: Fleet) -> None:
         submit(fleet, "true", "--hold")
         fleet.wait_for("a record that waits", lambda: not re.search(r"DBD Agent queue size: 0$", slurm(fleet, "sdiag"), re.MULTILINE))
         done = fleet.run("playbooks/validate.yml", "-e", '{"muster_phases": ["verify_fleet"], "slurm_ready_wait": 1}')
-        found = {check["check"]: check["found"] for check in fleet.events("check") if check["status"] == "failed" and check["host"] != "login-1"}
+        found = {
+            check["check"]: check["found"] for check in fleet.events("check") if check["status"] == "failed" and check["host"] != "login-1"
+        }
     finally:
         fleet.ansible("compute-2", "sh", "-c", OWN_VERSION)
         restore = "mv /etc/slurm/slurm.conf.right /etc/slurm/slurm.conf; systemctl start slurmdbd; scontrol reconfigure"
