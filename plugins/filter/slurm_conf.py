@@ -3,9 +3,12 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 from __future__ import annotations
 
+import os
+
 from ansible.errors import AnsibleFilterError
 
 from ansible_collections.muster.fleet.plugins.module_utils import slurm_conf as logic
+from ansible_collections.muster.fleet.plugins.module_utils import slurm_services as services
 
 
 def clear(function):
@@ -29,4 +32,8 @@ class FilterModule:
             "slurm_merge": logic.merge,
             "slurm_lines": lambda config: "\n".join(logic.lines(config)) + "\n",
             "slurm_hardware": clear(logic.parse_hardware),
+            "slurm_database_keys": clear(lambda database, secrets: services.database_keys(database, secrets, os.environ)),
+            "slurm_refusals": lambda controllers, config, database, rest, secrets: services.refusals(
+                controllers, config, database, rest, secrets=secrets, environ=os.environ
+            ),
         }

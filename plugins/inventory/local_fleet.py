@@ -23,6 +23,10 @@ options:
     description: The fleet's name, which may be a template. The extra variable C(muster_fleet) overrides it.
     type: str
     default: local
+  controllers:
+    description: Controllers. The first is Slurm's primary, the others stand by.
+    type: int
+    default: 1
   compute:
     description: Compute nodes of a fleet that is not up yet.
     type: int
@@ -94,7 +98,7 @@ from ansible_collections.muster.fleet.plugins.module_utils.node_container import
 from ansible_collections.muster.fleet.plugins.module_utils.places import state_dir
 
 GROUPS = ("muster_controller", "muster_compute", "muster_login")
-OPTIONS = ("compute", "login", "cpus", "memory", "tmpfs", "mounts", "nodes", "release", "mirror", "reference", "engine")
+OPTIONS = ("controllers", "compute", "login", "cpus", "memory", "tmpfs", "mounts", "nodes", "release", "mirror", "reference", "engine")
 
 
 class InventoryModule(BaseInventoryPlugin):

@@ -19,12 +19,13 @@ import time
 LEVELS = ("image", "node", "fleet")
 KINDS = ("argv", "file", "unit", "value")
 FIELDS = {
-    "argv": ("stdin", "user", "timeout", "rc", "equals", "matches", "retries"),
+    "argv": ("stdin", "user", "timeout", "rc", "equals", "matches", "retries", "not_run_when"),
     "file": ("mode", "owner", "group", "matches", "absent"),
     "unit": ("active", "enabled", "retries"),
     "value": ("equals", "matches"),
 }
 COMMON_FIELDS = ("check", "expected", "remedy", "not_run", "needs")
+NEEDS = "it needs %s, which %s"
 
 
 class CheckError(ValueError):
@@ -44,6 +45,9 @@ def validate(check):
         raise CheckError("Check %s has the unknown field %s for a probe of kind %s." % (name, unknown[0], kinds[0]))
     if not check.get("remedy"):
         raise CheckError("Check %s has no remedy: say what a person should do when it fails." % name)
+    cases = check.get("not_run_when") or {}
+    if not isinstance(cases, dict) or not all(cases.values()):
+        raise CheckError("Check %s has a not_run_when that is no mapping of expressions to reasons." % name)
     return kinds[0]
 
 
@@ -92,10 +96,15 @@ def probe_argv(check, run):
         return outcome("failed", "no answer in %g s" % timeout, "%s did not end within %g s" % (argv[0], timeout))
     want_rc = int(check.get("rc") or 0)
     ok, expected = judge(out, check)
+    if rc != want_rc or not ok:
+        # What kept the probe from finding out is not what it was to find out.
+        for pattern, reason in (check.get("not_run_when") or {}).items():
+            if re.search(str(pattern), out + "\n" + err):
+                return outcome("not_run", shorten(out or err), str(reason), expected)
     if rc != want_rc:
         return outcome("failed", shorten(out or err), "%s ended with code %d: %s" % (argv[0], rc, shorten(err or out)), expected)
     if not ok:
-        return outcome("failed", shorten(out), "%s printed something else" % argv[0], expected)
+        return outcome("failed", shorten(out), "%s printed something else: %s" % (argv[0], shorten(out, 200) or "nothing"), expected)
     return outcome("passed", shorten(out), "", expected)
 
 
@@ -204,24 +213,29 @@ def run_checks(checks, component, level, **tools):
     records: list = []
     for check in checks:
         not_run = check.get("not_run") or ""
-        if check.get("needs"):
-            needed = [record["status"] for record in records if record["check"] == check["needs"]]
+        needs = check.get("needs") or []
+        for name in [needs] if isinstance(needs, str) else needs:
+            needed = [record["status"] for record in records if record["check"] == name]
             if not needed:
-                raise CheckError("Check %s needs %s, which is no check before it." % (check["check"], check["needs"]))
+                raise CheckError("Check %s needs %s, which is no check before it." % (check["check"], name))
             if needed != ["passed"]:
-                not_run = not_run or "it needs %s, which %s" % (check["needs"], "failed" if "failed" in needed else "could not run")
+                not_run = not_run or NEEDS % (name, "failed" if "failed" in needed else "could not run")
         records.append(run_check({**check, "not_run": not_run}, component, level, **tools))
     return records
 
 
 def failing(records, allow_not_run=()):
-    """The records that fail a host: failed ones, and not_run ones that `allow_not_run` (component.check) does not name."""
-    return [
-        record
-        for record in records
-        if record["status"] == "failed"
-        or (record["status"] == "not_run" and "%s.%s" % (record["component"], record["check"]) not in allow_not_run)
-    ]
+    """The records that fail a host: failed ones, and not_run ones that `allow_not_run` (component.check) does not name.
+
+    Naming a check that may be not_run allows it for those that need it too.
+    """
+
+    def allowed(record):
+        needed = re.fullmatch(re.escape(NEEDS) % (r"(\w+)", "could not run"), record["reason"])
+        names = [record["check"]] + ([needed[1]] if needed else [])
+        return any("%s.%s" % (record["component"], name) in allow_not_run for name in names)
+
+    return [record for record in records if record["status"] == "failed" or (record["status"] == "not_run" and not allowed(record))]
 
 
 def sentence(record):

@@ -127,17 +127,17 @@ def count(value: int | str, what: str, least: int) -> int:
 
 
 def layout_nodes(layout: Mapping, record: Mapping | None = None, compute: str | int | None = None) -> list[Node]:
-    """The nodes of a Slurm-shaped fleet: controller-1, compute-1…, login-1….
+    """The nodes of a Slurm-shaped fleet: controller-1…, compute-1…, login-1….
 
-    `layout` has compute, login, what each node is given (cpus, memory, tmpfs, mounts), and `nodes`, which overrides that by node name. The
-    number of compute nodes is `compute` where given, else that of the live fleet (`record`), else the layout's.
+    `layout` has controllers, compute, login, what each node is given (cpus, memory, tmpfs, mounts), and `nodes`, which overrides that by
+    node name. The number of compute nodes is `compute` where given, else that of the live fleet (`record`), else the layout's.
     """
     number = compute
     if number in (None, ""):
         live = [node for node in (record or {}).get("nodes", ()) if "muster_compute" in node["groups"]]
         number = len(live) if live else _or(layout.get("compute"), 2)
     sizes = {
-        "controller": 1,
+        "controller": count(_or(layout.get("controllers"), 1), "The number of controllers", 1),
         "compute": count(number, "The number of compute nodes (COMPUTE)", 1),
         "login": count(_or(layout.get("login"), 0), "The number of login nodes", 0),
     }

@@ -30,9 +30,10 @@ options:
     description:
       - List of probes. Each has C(check) (its name), C(remedy) and exactly one of C(argv), C(file), C(unit), C(value).
       - Optionally it has C(expected) (text for a person), C(not_run) (a reason not to run it; empty text runs it) and C(needs) (the
-        name of a check before it; when that did not pass, this one is C(not_run)).
+        name of a check before it, or several; when one did not pass, this one is C(not_run)).
       - C(argv) takes C(stdin), C(user), C(timeout) in seconds, C(rc), C(equals) or C(matches) on standard output,
-        and C(retries) (seconds to wait for success).
+        C(retries) (seconds to wait for success), and C(not_run_when), a mapping of regular expressions to reasons - a probe that
+        does not pass is C(not_run) for the reason of the first expression that its output or error output has.
       - C(file) takes C(mode), C(owner), C(group), C(matches) or C(absent).
       - C(unit) takes C(active), C(enabled) and C(retries).
       - C(value) takes C(equals) or C(matches).

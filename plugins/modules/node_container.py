@@ -64,7 +64,8 @@ options:
   layout:
     description:
       - A fleet by size instead of by O(nodes), as the inventory plugin P(muster.fleet.local_fleet#inventory) gives it in C(muster_local).
-      - Keys are C(compute), C(login), C(cpus), C(memory), C(tmpfs), C(mounts) and C(nodes), which overrides that by node name.
+      - Keys are C(controllers), C(compute), C(login), C(cpus), C(memory), C(tmpfs), C(mounts) and C(nodes), which overrides that by node
+        name.
     type: dict
   compute:
     description: The number of compute nodes of a O(layout). Without it a fleet that is up keeps its size.

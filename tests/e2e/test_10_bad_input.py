@@ -172,6 +172,27 @@ def test_fleet_name_of_another_inventory_and_to_take_down(refuse: Refuse, invent
     assert "Fleet name 'Bad_Name' cannot be used" in refuse("make", "down", "FLEET=Bad_Name")
 
 
+def test_two_controllers_without_one_state_folder(refuse: Refuse, inventory) -> None:
+    said = refuse(*PLAYBOOK, *inventory(controllers=2))
+    assert "The controllers controller-1 and controller-2 need one folder for their state; name one that all of them mount:" in said
+
+
+@pytest.mark.parametrize(
+    ("variables", "sentence"),
+    [
+        ({"slurm_database": {"host": "db-1"}}, "wants TLS to db-1 without a CA .* or say tls: false."),
+        (
+            {"slurm_database": {"host": "db-1", "tls": False}},
+            "slurm_database names the host db-1, but .* holds no password; write it there",
+        ),
+        ({"slurm_database": {"host": "db-1", "hosts": "db-1"}}, "slurm_database .* has the unknown key hosts; the nearest is host."),
+        ({"slurm_rest": {"listen": "6820"}}, "slurm_rest.listen is '6820'; give unix:/run/slurmrestd/slurmrestd.socket or ADDRESS:PORT"),
+    ],
+)
+def test_services_of_slurm_that_cannot_be(refuse: Refuse, inventory, variables: dict[str, object], sentence: str) -> None:
+    assert re.search(sentence, refuse(*PLAYBOOK, *inventory("node-1"), *extra(**variables)))
+
+
 @pytest.mark.parametrize("number", ["0", "abc", "2.5", "-1", "201"])
 def test_number_of_nodes_that_cannot_be(refuse: Refuse, number: str) -> None:
     said = refuse("make", "site", f"FLEET={NAME}", f"COMPUTE={number}")

@@ -33,6 +33,23 @@ timeout 20 systemctl restart munge
 NO_SKEW = "rm -f /run/systemd/system/munge.service.d/skew.conf; systemctl daemon-reload; systemctl restart munge slurmd"
 
 
+# Its own program with another version in it: slurmd tells the controller what is compiled in, and runs on.
+OTHER_VERSION = """set -e
+mkdir -p /run/other /run/systemd/system/slurmd.service.d
+sed 's/24\\.11\\.5/24.11.4/g' /usr/sbin/slurmd > /run/other/slurmd
+chmod 755 /run/other/slurmd
+printf '[Service]\\nExecStart=\\nExecStart=/run/other/slurmd --systemd $SLURMD_OPTIONS\\n' > /run/systemd/system/slurmd.service.d/other.conf
+systemctl daemon-reload
+systemctl restart slurmd
+echo '# old' >> /run/slurm/conf/cgroup.conf
+"""
+OWN_VERSION = "rm -rf /run/systemd/system/slurmd.service.d /run/other; systemctl daemon-reload; systemctl restart slurmd"
+# More memory and a GPU than the nodes have.
+TOO_MUCH = (
+    "sed -i.right -E '/^NodeName=compute-1 / s/RealMemory=[0-9]+/RealMemory=999999/; /^NodeName=compute-2 / s/$/ Gres=gpu:1/' slurm.conf"
+)
+
+
 def slurm(fleet: Fleet, *argv: str, user: str = "root") -> str:
     return fleet.ansible("controller-1", *argv, user=user)
 
@@ -184,6 +201,61 @@ def test_wrong_key_and_skewed_clock_are_named(fleet: Fleet) -> None:
     assert set(found) == {"compute-1", "compute-2"}
     assert "Invalid credential" in found["compute-1"]
     assert "Rewound credential" in found["compute-2"]
+
+
+def test_each_thing_wrong_with_the_cluster_is_named(fleet: Fleet) -> None:
+    fleet.ansible("controller-1", "sh", "-ec", f"cd /etc/slurm; {TOO_MUCH}; scontrol reconfigure; systemctl stop slurmdbd")
+    fleet.wait_for("Slurm to refuse the nodes", lambda: slurm(fleet, "scontrol", "-o", "show", "nodes").count("INVALID_REG") == 2, 30)
+    fleet.ansible("compute-2", "sh", "-c", OTHER_VERSION)
+    try:
+        submit(fleet, "true", "--hold")
+        fleet.wait_for("a record that waits", lambda: not re.search(r"DBD Agent queue size: 0$", slurm(fleet, "sdiag"), re.MULTILINE))
+        done = fleet.run("playbooks/validate.yml", "-e", '{"muster_phases": ["verify_fleet"], "slurm_ready_wait": 1}')
+        found = {
+            check["check"]: check["found"] for check in fleet.events("check") if check["status"] == "failed" and check["host"] != "login-1"
+        }
+    finally:
+        fleet.ansible("compute-2", "sh", "-c", OWN_VERSION)
+        restore = "mv /etc/slurm/slurm.conf.right /etc/slurm/slurm.conf; systemctl start slurmdbd; scontrol reconfigure"
+        fleet.ansible("controller-1", "sh", "-c", f"{restore}; scancel --user muster")
+    fleet.wait_for("the nodes to register", lambda: "INVALID_REG" not in slurm(fleet, "scontrol", "-o", "show", "nodes"), 30)
+    slurm(fleet, "scontrol", "update", "nodename=compute-[1-2]", "state=resume")
+    assert done.returncode != 0
+    assert set(found) == {
+        "same_configuration",
+        "hardware_as_configured",
+        "nodes_registered",
+        "nodes_version",
+        "nodes_ready",
+        "database_lag",
+    }
+    assert "cgroup.conf: FAILED" in found["same_configuration"]
+    assert re.search(r"\d+ of 999999 MiB", found["hardware_as_configured"])
+    assert re.search(r"compute-1: Low RealMemory \(reported:\d+ < 100.00% of configured:999999\)", found["nodes_registered"])
+    assert "compute-2: gres/gpu count reported lower than configured (0 < 1)" in found["nodes_registered"]
+    assert found["nodes_version"] == "compute-2 has 24.11.4"
+    assert re.fullmatch(r"\d+ records wait for slurmdbd, \d+ s before \d+", found["database_lag"])
+    assert "FAILED compute-1: slurm.hardware_as_configured: " in done.stdout
+    assert "slurm_cluster.nodes_version failed: sh printed something else: compute-2 has 24.11.4 (expected the controller's" in done.stdout
+
+
+def test_nodes_busy_with_jobs_are_no_fault(fleet: Fleet) -> None:
+    # A node that is busy for three seconds is busy for the twenty that a user waits.
+    verify = ("playbooks/validate.yml", "-e", '{"muster_phases": ["verify_fleet"], "__slurm_srun_free": "--immediate=3 --quiet --time=5"}')
+    number = submit(fleet, "sleep 200", "--nodes=2", "--exclusive", "--mem=0")
+    fleet.wait_for("the job to run", lambda: job(fleet, number, "JobState") == "RUNNING")
+    done = fleet.run(*verify)
+    slurm(fleet, "scancel", number)
+    assert done.returncode != 0
+    assert "slurm_cluster.every_node_runs could not run: all nodes are busy with jobs." in done.stdout
+    assert failed_checks(fleet) == set()
+    fleet.wait_for("idle nodes", lambda: set(states(fleet).values()) == {"idle"})
+    slurm(fleet, "scontrol", "update", "partitionname=main", "state=down")
+    try:
+        fleet.run(*verify)
+    finally:
+        slurm(fleet, "scontrol", "update", "partitionname=main", "state=up")
+    assert failed_checks(fleet) == {("controller-1", "slurm_cluster.every_node_runs")}
 
 
 def test_site_killed_while_it_configures_and_run_again(fleet: Fleet) -> None:

@@ -70,6 +70,22 @@ def test_commands(check, status, reason):
     assert reason in found["reason"]
 
 
+@pytest.mark.parametrize(
+    ("program", "status", "reason"),
+    [
+        ("import sys; sys.exit('srun: error: all nodes are busy')", "not_run", "all nodes are busy with jobs"),
+        ("import sys; sys.exit('srun: error: invalid account')", "failed", "ended with code 1"),
+        # A pipe ends with the code of its last part; the error is told all the same.
+        ("import sys; print('nodes are busy', file=sys.stderr)", "not_run", "all nodes are busy with jobs"),
+        ("import sys; print('compute-1'); print('nodes are busy', file=sys.stderr)", "passed", ""),
+    ],
+)
+def test_what_kept_a_command_from_its_work_is_a_reason_not_to_run(program, status, reason):
+    found = record({"argv": python(program), "equals": "compute-1", "not_run_when": {"nodes are busy": "all nodes are busy with jobs"}})
+    assert found["status"] == status
+    assert reason in found["reason"]
+
+
 def test_a_command_that_is_not_there_did_not_run():
     found = record({"argv": ["muster-no-such-tool"]})
     assert (found["status"], found["reason"]) == ("not_run", "muster-no-such-tool is not installed")
@@ -210,6 +226,8 @@ def test_a_reason_not_to_run_is_kept():
         ({"check": "it", "remedy": "x", "argv": ["true"], "unit": "munge"}, "it has argv, unit"),
         ({"check": "it", "remedy": "x", "file": "/x", "owned": "root"}, "unknown field owned for a probe of kind file"),
         ({"check": "it", "remedy": "x", "value": "x", "retries": 3}, "unknown field retries for a probe of kind value"),
+        ({"check": "it", "remedy": "x", "argv": ["true"], "not_run_when": "busy"}, "a not_run_when that is no mapping"),
+        ({"check": "it", "remedy": "x", "argv": ["true"], "not_run_when": {"busy": ""}}, "a not_run_when that is no mapping"),
     ],
 )
 def test_a_check_that_is_not_well_formed(check, says):
@@ -236,6 +254,13 @@ def test_what_fails_a_host():
     assert logic.failing([FAILED, NOT_RUN], ["common.clock"]) == [FAILED]
     # Being allowed not to run is no leave to fail, and it is for one component.
     assert logic.failing([FAILED, NOT_RUN], ["common.nofile", "slurm.clock"]) == [FAILED, NOT_RUN]
+
+
+def test_what_may_not_run_takes_along_what_needs_it():
+    needs = {**NOT_RUN, "check": "drift", "reason": "it needs clock, which could not run"}
+    assert logic.failing([NOT_RUN, needs], ["common.clock"]) == []
+    assert logic.failing([NOT_RUN, needs], ["common.drift"]) == [NOT_RUN]
+    assert logic.failing([{**needs, "reason": "it needs clock, which failed"}], ["common.clock"]) != []
 
 
 def test_sentences_name_check_reason_and_remedy():
@@ -281,12 +306,13 @@ def test_what_needs_a_check_that_did_not_pass_is_not_run() -> None:
         ran.append(argv[0])
         return (1 if argv[0] == "b" else 0), "", ""
 
-    checks = [{"check": name, "argv": [name], "remedy": "-"} for name in "abcde"]
-    for check, needs in zip(checks[1:], "abca", strict=True):
+    checks = [{"check": name, "argv": [name], "remedy": "-"} for name in "abcdef"]
+    for check, needs in zip(checks[1:], ["a", "b", "c", "a", ["a", "b"]], strict=True):
         check["needs"] = needs
     records = logic.run_checks(checks, "slurm", "fleet", run=run)
-    assert [record["status"] for record in records] == ["passed", "failed", "not_run", "not_run", "passed"]
+    assert [record["status"] for record in records] == ["passed", "failed", "not_run", "not_run", "passed", "not_run"]
     assert [record["reason"] for record in records[2:4]] == ["it needs b, which failed", "it needs c, which could not run"]
+    assert records[5]["reason"] == "it needs b, which failed"
     assert ran == ["a", "b", "e"]
     with pytest.raises(logic.CheckError, match="needs z, which is no check before it"):
         logic.run_checks([{**checks[0], "needs": "z"}], "slurm", "fleet", run=run)

@@ -118,6 +118,11 @@ def test_layout_makes_a_fleet() -> None:
     ]
 
 
+def test_layout_with_a_second_controller() -> None:
+    nodes = node_container.layout_nodes({"controllers": 2, "compute": 1})
+    assert [(n.name, n.groups) for n in nodes[:2]] == [(f"controller-{i}", ("muster_controller",)) for i in (1, 2)]
+
+
 @pytest.mark.parametrize(("compute", "size"), [(None, 3), ("", 3), ("4", 4), (1, 1)])
 def test_size_asked_for_wins_over_the_live_one(compute: str | int | None, size: int) -> None:
     nodes = node_container.layout_nodes({"compute": 2}, record("controller-1x", "compute-1", "compute-2") | {}, compute)
