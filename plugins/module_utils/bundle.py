@@ -42,7 +42,10 @@ COMMANDS = {
     "munge-files": ["ls", "-la", "/etc/munge", "/run/munge"],
     "munge-local": ["sh", "-c", "munge -n | unmunge | grep -v '^TTL'"],
     "slurmd-hardware": ["slurmd", "-C"],
-    **{"journal-" + unit: ["journalctl", "--no-pager", "--output=short-iso", "--since=-2days", "--lines=3000", "-u", unit] for unit in UNITS},
+    **{
+        "journal-" + unit: ["journalctl", "--no-pager", "--output=short-iso", "--since=-2days", "--lines=3000", "-u", unit]
+        for unit in UNITS
+    },
 }
 # Asked from one controller only.
 CLUSTER = {
@@ -155,12 +158,12 @@ def write(path: str, contents: dict[str, bytes], top: str = "") -> None:
     """{name: content} as a compressed tar that only its owner reads."""
     now = int(time.time())
     temporary = path + ".part"
-    with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as handle:
-        with tarfile.open(fileobj=handle, mode="w:gz", compresslevel=6) as tar:
-            for name, content in sorted(contents.items()):
-                member = tarfile.TarInfo(os.path.join(top, name))
-                member.size, member.mtime, member.mode = len(content), now, 0o600
-                tar.addfile(member, io.BytesIO(content))
+    raw = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with open(raw, "wb") as handle, tarfile.open(fileobj=handle, mode="w:gz", compresslevel=6) as tar:
+        for name, content in sorted(contents.items()):
+            member = tarfile.TarInfo(os.path.join(top, name))
+            member.size, member.mtime, member.mode = len(content), now, 0o600
+            tar.addfile(member, io.BytesIO(content))
     os.replace(temporary, path)
 
 
@@ -170,7 +173,9 @@ def read(path: str) -> dict[str, bytes]:
         return {member.name: source.read() for member in tar for source in [tar.extractfile(member)] if source is not None}
 
 
-def join(folder: str, hosts: list[str], unreachable: dict[str, str], run: str, secrets_dir: str, facts: dict[str, str]) -> dict[str, bytes]:
+def join(
+    folder: str, hosts: list[str], unreachable: dict[str, str], *, run: str, secrets_dir: str, facts: dict[str, str]
+) -> dict[str, bytes]:
     """{name: content} of the whole bundle.
 
     folder has HOST.tar.gz of each node that answered; unreachable: {host: why}; run: the newest run folder, "" for none; secrets_dir: the

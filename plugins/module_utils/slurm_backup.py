@@ -155,16 +155,16 @@ def _copy(source, path):
 def pack(folder, path):
     """All files below `folder` in a compressed tar at `path`; the names of them, sorted."""
     names = []
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as handle:
-        with tarfile.open(fileobj=handle, mode="w:gz", compresslevel=3) as tar:
-            for base, folders, files in os.walk(folder):
-                folders[:] = sorted(name for name in folders if name != REPLACED)
-                for name in folders + sorted(files):
-                    whole = os.path.join(base, name)
-                    if os.path.islink(whole) or os.path.isfile(whole) or os.path.isdir(whole):
-                        inner = os.path.relpath(whole, folder)
-                        tar.add(whole, arcname=inner, recursive=False)
-                        names.append(inner)
+    raw = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with open(raw, "wb") as handle, tarfile.open(fileobj=handle, mode="w:gz", compresslevel=3) as tar:
+        for base, folders, files in os.walk(folder):
+            folders[:] = sorted(name for name in folders if name != REPLACED)
+            for name in folders + sorted(files):
+                whole = os.path.join(base, name)
+                if os.path.islink(whole) or os.path.isfile(whole) or os.path.isdir(whole):
+                    inner = os.path.relpath(whole, folder)
+                    tar.add(whole, arcname=inner, recursive=False)
+                    names.append(inner)
     return sorted(names)
 
 
@@ -225,14 +225,14 @@ def empty(folder):
 def compress(source, path, begun):
     """Copy a stream of SQL to a .gz; begun() is called once its first table is seen, from when on the dump stands for one moment."""
     tail, called = b"", False
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as raw:
-        with gzip.GzipFile(fileobj=raw, mode="wb", compresslevel=3) as packed:
-            for block in iter(lambda: source.read1(1 << 20), b""):
-                packed.write(block)
-                if not called and b"CREATE TABLE" in tail + block:
-                    called = True
-                    begun()
-                tail = (tail + block)[-12:]
+    number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with open(number, "wb") as raw, gzip.GzipFile(fileobj=raw, mode="wb", compresslevel=3) as packed:
+        for block in iter(lambda: source.read1(1 << 20), b""):
+            packed.write(block)
+            if not called and b"CREATE TABLE" in tail + block:
+                called = True
+                begun()
+            tail = (tail + block)[-12:]
     return called
 
 
@@ -277,6 +277,5 @@ def objections(manifest, *, cluster, installed, live, force):
     foreign = sorted(set(live["clusters"]) - set(manifest.get("clusters") or [manifest["cluster"]]))
     if foreign:
         found.append("the database serves cluster %s as well, which the backup does not know" % ", ".join(foreign))
-    if found:
-        return ["The database is newer than the backup: %s; set muster_restore_force=true to put it aside all the same." % " and ".join(found)]
-    return []
+    text = "The database is newer than the backup: %s; set muster_restore_force=true to put it aside all the same."
+    return [text % " and ".join(found)] if found else []

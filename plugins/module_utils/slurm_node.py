@@ -34,11 +34,12 @@ def word(state):
     return re.sub(r"[^a-z_].*", "", state)
 
 
-def plan(nodes, names, state, check, text, update_reason=False):
+def plan(nodes, names, state, check, text, *, update_reason=False):
     """(changes, notes): {node: reason after} of the nodes to change, and a sentence for each that is left alone though it differs.
 
     nodes: slurm.node_records(); names: host names or host lists; state: drained or resumed. A node that is out of service already
-    keeps its reason, but for a drain of the same check with update_reason, and only a drain of the same check is undone. Raises SlurmNodeError for a name that Slurm does not know.
+    keeps its reason, but for a drain of the same check with update_reason, and only a drain of the same check is undone.
+    Raises SlurmNodeError for a name that Slurm does not know.
     """
     changes, notes = {}, []
     reason = full_reason(check, text)

@@ -9,11 +9,12 @@ module: bundle
 short_description: Collect what explains a failing fleet, without its secrets
 version_added: 0.2.0
 description:
-  - V(collected) writes logs, journals, configuration, versions and Slurm's own words of one node into an archive on it. A command that does
-    not answer is cut and says so.
-  - V(joined) makes one archive of those of all nodes and of the newest run folder, on the Ansible controller. It names the nodes that gave none.
-  - Only a fixed list of things is collected. Passwords in configuration are blanked, and the values of the node's and the fleet's keys are taken
-    out wherever they stand.
+  - V(collected) writes logs, journals, configuration, versions and Slurm's own words of one node into an archive on it. A command that
+    does not answer is cut and says so.
+  - V(joined) makes one archive of those of all nodes and of the newest run folder, on the Ansible controller. It names the nodes that
+    gave none.
+  - Only a fixed list of things is collected. Passwords in configuration are blanked, and the values of the node's and the fleet's keys
+    are taken out wherever they stand.
 author:
   - The Muster developers (@muster-fleet)
 options:
@@ -124,9 +125,9 @@ def main():
                 params["folder"],
                 params["hosts"],
                 params["unreachable"],
-                os.path.realpath(run) if run else "",
-                params["secret_files"],
-                params["facts"],
+                run=os.path.realpath(run) if run else "",
+                secrets_dir=params["secret_files"],
+                facts=params["facts"],
             )
             os.makedirs(os.path.dirname(params["path"]), exist_ok=True)
             logic.write(params["path"], contents, top=os.path.basename(params["path"]).split(".")[0])

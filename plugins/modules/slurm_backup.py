@@ -153,8 +153,9 @@ class Host:
         for cluster in clusters:
             if cluster + "_job_table" in tables:
                 own = ", ".join("'%s'" % job for job in logic.OWN_JOBS)
-                text = "SELECT COALESCE(MAX(GREATEST(time_submit, time_start, time_end)), 0) FROM `%s`.`%s_job_table` WHERE job_name NOT IN (%s)"
-                newest = max(newest, int(self.sql(text % (name, cluster, own))[0][0]))
+                latest = "COALESCE(MAX(GREATEST(time_submit, time_start, time_end)), 0)"
+                text = "SELECT %s FROM `%s`.`%s_job_table` WHERE job_name NOT IN (%s)" % (latest, name, cluster, own)
+                newest = max(newest, int(self.sql(text)[0][0]))
         return {"schema": schema, "clusters": sorted(clusters), "newest": newest}
 
 
@@ -321,6 +322,11 @@ def restore(module, host, path, cluster, force):
     logic.unpack(os.path.join(host.folder, logic.CONFIG), CONF, identify, overwrite=False)
     swap(host, beside)
     os.unlink(MARKER)
+    # On a fresh controller there was nothing to keep.
+    if not tables(host, aside(host)):
+        host.sql("DROP DATABASE `%s`" % aside(host))
+    if not os.listdir(os.path.join(state, logic.REPLACED)):
+        logic.forget_aside(state)
     return manifest
 
 

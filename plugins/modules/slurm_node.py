@@ -154,7 +154,9 @@ def main():
 
     nodes = records()
     try:
-        changes, notes = slurm_node.plan(nodes, wanted, params["state"], params["check"], params["reason"], params["update_reason"])
+        changes, notes = slurm_node.plan(
+            nodes, wanted, params["state"], params["check"], params["reason"], update_reason=params["update_reason"]
+        )
         names = sorted({host for text in wanted for host in slurm.expand(text)})
     except (slurm_node.SlurmNodeError, ValueError) as error:
         module.fail_json(msg=str(error))

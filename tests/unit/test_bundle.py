@@ -60,7 +60,14 @@ def test_nodes_that_gave_nothing_are_named(tmp_path: Path) -> None:
     (run / "jobs" / "output.txt").write_text("out")
     logic.write(str(parts / "a1.tar.gz"), {"commands/date.txt": b"now 0123456789abcdef"})
     (parts / "a3.tar.gz").write_bytes(b"no archive")
-    contents = logic.join(str(parts), ["a1", "a2", "a3"], {"a1": "", "a2": "No route to host"}, str(run), str(secrets), {"fleet": "blue"})
+    contents = logic.join(
+        str(parts),
+        ["a1", "a2", "a3"],
+        {"a1": "", "a2": "No route to host"},
+        run=str(run),
+        secrets_dir=str(secrets),
+        facts={"fleet": "blue"},
+    )
     assert sorted(contents) == ["a1/commands/date.txt", "bundle.json", "run/events.jsonl", "run/jobs/output.txt"]
     assert contents["a1/commands/date.txt"] == b"now [secret]"
     assert contents["run/events.jsonl"] == b'{"message": "[secret]"}'

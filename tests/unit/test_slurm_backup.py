@@ -5,6 +5,7 @@ import gzip
 import io
 import json
 import os
+import re
 import tarfile
 from pathlib import Path
 
@@ -83,7 +84,7 @@ def test_a_damaged_archive_is_refused(archive: Path, change, sentence: str) -> N
 def test_a_cut_archive_is_refused(archive: Path, part: float) -> None:
     whole = archive.read_bytes().rstrip(b"\0")
     archive.write_bytes(whole[: int(len(whole) * part)])
-    with pytest.raises(logic.BackupError, match="damaged|not whole"):
+    with pytest.raises(logic.BackupError, match=r"damaged|not whole"):
         logic.read(str(archive))
 
 
@@ -107,7 +108,13 @@ def test_a_folder_comes_back_with_links_and_modes(tmp_path: Path) -> None:
     def identify(user, group):
         return os.getuid(), os.getgid()
 
-    assert logic.pack(str(source), str(tmp_path / "state.tar.gz")) == ["hash.1", "hash.1/job.11", "hash.1/job.11/script", "job_state", "link"]
+    assert logic.pack(str(source), str(tmp_path / "state.tar.gz")) == [
+        "hash.1",
+        "hash.1/job.11",
+        "hash.1/job.11/script",
+        "job_state",
+        "link",
+    ]
     logic.unpack(str(tmp_path / "state.tar.gz"), str(target), identify, overwrite=False)
     assert (target / "job_state").read_text() == "mine"
     logic.unpack(str(tmp_path / "state.tar.gz"), str(target), identify)
@@ -160,7 +167,9 @@ def test_the_pause_ends_with_the_first_table(tmp_path: Path) -> None:
 
 def test_the_password_goes_into_a_file() -> None:
     assert logic.client_options(logic.conf_values("StorageHost=localhost\nStorageUser=slurm\n# StoragePass=no\n")) == ""
-    dbd = logic.conf_values('StorageHost=db.site\nStoragePort=3307\nStorageUser=slurm\nStoragePass=a"b#c\nStorageParameters=SSL_CA=/etc/ca.pem')
+    dbd = logic.conf_values(
+        'StorageHost=db.site\nStoragePort=3307\nStorageUser=slurm\nStoragePass=a"b#c\nStorageParameters=SSL_CA=/etc/ca.pem'
+    )
     assert logic.client_options(dbd) == (
         '[client]\nhost=db.site\nport="3307"\nuser="slurm"\npassword="a\\"b"\nssl-ca=/etc/ca.pem\n'.replace('a\\"b', 'a\\"b')
     )
@@ -185,11 +194,14 @@ def test_what_fits_is_not_refused() -> None:
         ({"cluster": "red"}, "is of cluster blue and this fleet is red"),
         ({"manifest": {"slurm": "slurm 25.05.1"}}, "Slurm slurm 25.05.1 and slurm-wlm 24.11.5 is installed.*install 25.05 or newer first"),
         ({"live": {**LIVE, "schema": 17}}, "has schema 17 and the backup the older 16"),
-        ({"live": {**LIVE, "newest": FACTS["taken"] + 1}}, "holds jobs up to .* UTC, the backup is of .* UTC; set muster_restore_force=true"),
+        (
+            {"live": {**LIVE, "newest": FACTS["taken"] + 1}},
+            "holds jobs up to .* UTC, the backup is of .* UTC; set muster_restore_force=true",
+        ),
         ({"live": {**LIVE, "clusters": ["blue", "green"]}}, "serves cluster green as well"),
     ],
 )
 def test_what_does_not_fit_is_refused(changes: dict, sentence: str) -> None:
     [said] = refusal(**changes)
-    assert __import__("re").search(sentence, said)
+    assert re.search(sentence, said)
     assert bool(refusal(**{**changes, "force": True})) == ("live" not in changes)
