@@ -35,7 +35,7 @@ class BackupError(Exception):
 
 
 def release(text):
-    """`slurm-wlm 24.11.5` -> (24, 11): all versions of a release read each other's files."""
+    """`24.11.5` -> (24, 11): all versions of a release read each other's files."""
     match = re.search(r"(\d+)\.(\d+)", text)
     if not match:
         raise BackupError("%r is no version of Slurm; is the package whole?" % text.strip()[:80])
@@ -252,7 +252,7 @@ def when(seconds):
 def objections(manifest, *, cluster, installed, live, force):
     """Sentences that speak against a restore on this host; [] when nothing does.
 
-    installed: what `slurmctld -V` prints, "" when it is not installed yet. live: {} without a database, or
+    installed: the version that is, "" when it is not installed yet. live: {} without a database, or
     {schema, clusters, newest: when the latest job there was submitted, started or ended}.
     """
     if manifest["cluster"] != cluster:

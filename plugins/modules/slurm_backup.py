@@ -67,7 +67,7 @@ manifest:
   description: The archive's manifest.
   returned: success
   type: dict
-  sample: {schema: muster.slurm_backup/1, cluster: trainium, slurm: slurm-wlm 24.11.5, taken: 1795000000}
+  sample: {schema: muster.slurm_backup/1, cluster: trainium, slurm: 24.11.5, taken: 1795000000}
 pause_s:
   description: Seconds for which slurmctld was stopped.
   returned: when O(state=created)
@@ -118,7 +118,8 @@ class Host:
 
     def installed(self):
         path = shutil.which("slurmctld", path="/usr/sbin:/usr/bin:/opt/slurm/sbin:" + os.environ.get("PATH", ""))
-        return self.run(path, "-V", what="slurmctld does not start").strip() if path else ""
+        # slurm 24.11.5, or slurm-wlm 24.11.5 from Debian
+        return self.run(path, "-V", what="slurmctld does not start").split()[-1] if path else ""
 
     def client(self, program):
         """The argv of a tool of MariaDB for the database of slurmdbd.conf."""

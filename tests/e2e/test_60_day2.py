@@ -167,14 +167,14 @@ def test_a_backup_holds_all_but_the_key_and_is_refused_where_it_does_not_belong(
         return failed(fleet.run("playbooks/slurm_restore.yml", *extra(variables)))
 
     def newer(name: str, content: bytes) -> bytes:
-        return content.replace(b"slurm-wlm 2", b"slurm-wlm 9") if name == "manifest.json" else content
+        return content.replace(b'"slurm": "2', b'"slurm": "9') if name == "manifest.json" else content
 
     slurm(fleet, "scancel", held)
     slurm(fleet, "srun", "-n1", "true", user="muster")
     before, queue = all_units(fleet), slurm(fleet, "squeue", "--noheader", "--format=%i %T")
     assert "changed.tar is damaged (the sha256 of state.tar.gz" in restore(lambda name, text: text[:-1] if name == "state.tar.gz" else text)
     assert "is not whole, database.sql.gz is missing" in restore(lambda name, text: None if name.startswith("database") else text)
-    assert re.search(r"made by Slurm slurm-wlm 9\d\.\d+\.\d+ and slurm-wlm 2\d\S+ is installed", restore(newer))
+    assert re.search(r"made by Slurm 9\d\.\d+\.\d+ and 2\d\.\S+ is installed", restore(newer))
     fleet.wait_for("the row of the job", lambda: "holds jobs up to" in restore(), 30)
     assert "No backup is named" in restore(muster_restore="")
     assert (all_units(fleet), slurm(fleet, "squeue", "--noheader", "--format=%i %T")) == (before, queue)

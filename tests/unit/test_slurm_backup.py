@@ -15,7 +15,7 @@ from ansible_collections.muster.fleet.plugins.module_utils import slurm_backup a
 
 FACTS = {
     "taken": 1_795_000_000,
-    "slurm": "slurm-wlm 24.11.5",
+    "slurm": "24.11.5",
     "cluster": "blue",
     "clusters": ["blue"],
     "database_schema": 16,
@@ -176,7 +176,7 @@ def test_the_password_goes_into_a_file() -> None:
 
 
 def refusal(**changes) -> list[str]:
-    known = {"cluster": "blue", "installed": "slurm-wlm 24.11.5", "live": {}, "force": False, **changes}
+    known = {"cluster": "blue", "installed": "24.11.5", "live": {}, "force": False, **changes}
     return logic.objections({**FACTS, **known.pop("manifest", {})}, **known)
 
 
@@ -185,14 +185,14 @@ LIVE = {"schema": 16, "clusters": ["blue"], "newest": FACTS["taken"] - 10}
 
 def test_what_fits_is_not_refused() -> None:
     assert refusal() == refusal(installed="") == refusal(live=LIVE) == []
-    assert refusal(manifest={"slurm": "slurm 22.05.8"}) == refusal(manifest={"slurm": "slurm 24.11.9"}) == []
+    assert refusal(manifest={"slurm": "22.05.8"}) == refusal(manifest={"slurm": "24.11.9"}) == []
 
 
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
         ({"cluster": "red"}, "is of cluster blue and this fleet is red"),
-        ({"manifest": {"slurm": "slurm 25.05.1"}}, "Slurm slurm 25.05.1 and slurm-wlm 24.11.5 is installed.*install 25.05 or newer first"),
+        ({"manifest": {"slurm": "25.05.1"}}, "Slurm 25.05.1 and 24.11.5 is installed.*install 25.05 or newer first"),
         ({"live": {**LIVE, "schema": 17}}, "has schema 17 and the backup the older 16"),
         (
             {"live": {**LIVE, "newest": FACTS["taken"] + 1}},
