@@ -1,5 +1,5 @@
 # Each target is one line of tools you know; nothing here cannot be typed by hand after `make setup`.
-.PHONY: setup site down test lint unit proofs bench docs lock
+.PHONY: setup site down bundle test lint unit proofs bench docs lock
 .NOTPARALLEL:
 BIN := .venv/bin
 STAGE := tools/stage.sh
@@ -12,6 +12,9 @@ site: setup ## fleet up, proved, trained on: make site [FLEET=name] [COMPUTE=4] 
 
 down: setup ## removes the fleet and nothing else: make down [FLEET=name]
 	$(BIN)/ansible-playbook playbooks/local_down.yml $(if $(FLEET),-e muster_fleet='$(FLEET)')
+
+bundle: setup ## logs, configuration and checks of a failing fleet in one archive: make bundle [FLEET=name]
+	$(BIN)/ansible-playbook playbooks/bundle.yml $(if $(FLEET),-e muster_fleet='$(FLEET)')
 
 ifdef ROLE
 test: setup ## everything, or one role's: make test [ROLE=slurm]

@@ -34,11 +34,12 @@ def word(state):
     return re.sub(r"[^a-z_].*", "", state)
 
 
-def plan(nodes, names, state, check, text):
+def plan(nodes, names, state, check, text, *, update_reason=False):
     """(changes, notes): {node: reason after} of the nodes to change, and a sentence for each that is left alone though it differs.
 
     nodes: slurm.node_records(); names: host names or host lists; state: drained or resumed. A node that is out of service already
-    keeps its reason, and only a drain of the same check is undone. Raises SlurmNodeError for a name that Slurm does not know.
+    keeps its reason, but for a drain of the same check with update_reason, and only a drain of the same check is undone.
+    Raises SlurmNodeError for a name that Slurm does not know.
     """
     changes, notes = {}, []
     reason = full_reason(check, text)
@@ -50,13 +51,23 @@ def plan(nodes, names, state, check, text):
         own = node["reason"].startswith(prefix(check))
         # A node that only lost its daemon would come back by itself; one that somebody set down has a reason of its own.
         lost = word(node["state"]) == "down" and node["reason"] in ("", "Not responding")
-        if state == "drained" and (lost or not out):
+        newer = update_reason and out and own and node["reason"] != reason
+        if state == "drained" and (lost or not out or newer):
             changes[name] = reason
         elif state == "resumed" and out and own:
             changes[name] = ""
         elif out and not own:
             notes.append("%s stays %s: %s" % (name, node["state"], node["reason"] or "no reason given"))
     return changes, notes
+
+
+def leaving(text, staying):
+    """Nodes that Slurm has by its configuration and that are none of `staying`, from `scontrol -o show nodes`.
+
+    A dynamic node is in no configuration and stays.
+    """
+    rows = [dict(re.findall(r"(?:^|\s)(NodeName|State)=(\S+)", line)) for line in text.splitlines()]
+    return sorted(row["NodeName"] for row in rows if "NodeName" in row and "DYNAMIC" not in row["State"] and row["NodeName"] not in staying)
 
 
 def command(changes, state):

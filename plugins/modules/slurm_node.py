@@ -27,10 +27,16 @@ attributes:
     description: Shows state and Reason of each changed node.
 options:
   names:
-    description: Nodes, as names or host lists such as V(compute-[1-8]).
+    description: Nodes, as names or host lists such as V(compute-[1-8]). One of O(names) and O(all_but) is needed.
     type: list
     elements: str
-    required: true
+  all_but:
+    description:
+      - Every node of Slurm's configuration but these, for nodes that are to leave it. Dynamic nodes are none of them.
+      - A host without a running slurmctld has no such nodes.
+    type: list
+    elements: str
+    version_added: 0.2.0
   state:
     description: V(drained) takes nodes out of service, V(resumed) gives them back.
     type: str
@@ -44,6 +50,11 @@ options:
     description: Why, in a few words. Needed to drain.
     type: str
     default: ""
+  update_reason:
+    description: Whether a node that the same check has drained gets the new O(reason).
+    type: bool
+    default: false
+    version_added: 0.2.0
   wait:
     description: Whether to wait until no job runs on a node being drained.
     type: bool
@@ -92,6 +103,7 @@ commands:
   sample: [[scontrol, update, NodeName=compute-2, State=RESUME]]
 """
 
+import shutil
 import time
 
 from ansible.module_utils.basic import AnsibleModule
@@ -102,15 +114,19 @@ from ansible_collections.muster.fleet.plugins.module_utils import slurm, slurm_n
 def main():
     module = AnsibleModule(
         argument_spec={
-            "names": {"type": "list", "elements": "str", "required": True},
+            "names": {"type": "list", "elements": "str"},
+            "all_but": {"type": "list", "elements": "str"},
             "state": {"type": "str", "choices": ["drained", "resumed"], "required": True},
             "check": {"type": "str", "required": True},
             "reason": {"type": "str", "default": ""},
+            "update_reason": {"type": "bool", "default": False},
             "wait": {"type": "bool", "default": True},
             "timeout": {"type": "int", "default": 3600},
             "poll": {"type": "int", "default": 5},
         },
         required_if=[("state", "drained", ["reason"])],
+        required_one_of=[("names", "all_but")],
+        mutually_exclusive=[("names", "all_but")],
         supports_check_mode=True,
     )
     params = module.params
@@ -128,10 +144,20 @@ def main():
     def shown(nodes, names):
         return {name: {"state": nodes[name]["state"], "reason": nodes[name]["reason"]} for name in names}
 
+    wanted = params["names"]
+    if wanted is None:
+        argv = ["scontrol", "-o", "show", "nodes"]
+        rc, out, _err = module.run_command(argv, environ_update=slurm.ENVIRONMENT) if shutil.which(argv[0]) else (1, "", "")
+        wanted = slurm_node.leaving(out, params["all_but"]) if rc == 0 else []
+        if not wanted:
+            module.exit_json(changed=False, nodes={}, commands=[], msg="", diff={"before": {}, "after": {}})
+
     nodes = records()
     try:
-        changes, notes = slurm_node.plan(nodes, params["names"], params["state"], params["check"], params["reason"])
-        names = sorted({host for text in params["names"] for host in slurm.expand(text)})
+        changes, notes = slurm_node.plan(
+            nodes, wanted, params["state"], params["check"], params["reason"], update_reason=params["update_reason"]
+        )
+        names = sorted({host for text in wanted for host in slurm.expand(text)})
     except (slurm_node.SlurmNodeError, ValueError) as error:
         module.fail_json(msg=str(error))
     before, commands = shown(nodes, changes), []

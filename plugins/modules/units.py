@@ -35,6 +35,14 @@ options:
     type: list
     elements: path
     default: []
+  executables:
+    description:
+      - Files that the units run and fetch by themselves. A unit that runs while one of them is there and not executable is restarted.
+      - slurmctld 24.11 pushes its scripts without that bit to a slurmd that it did not know before; a slurmd that starts fetches them with it.
+    type: list
+    elements: path
+    default: []
+    version_added: 0.2.0
 attributes:
   check_mode:
     description: Says what would be done.
@@ -75,6 +83,7 @@ def main():
             "names": {"type": "list", "elements": "str", "required": True},
             "state": {"type": "str", "choices": ["started", "restarted", "stopped"], "default": "started"},
             "restart_after": {"type": "list", "elements": "path", "default": []},
+            "executables": {"type": "list", "elements": "path", "default": []},
         },
         supports_check_mode=True,
     )
@@ -88,7 +97,8 @@ def main():
         module.run_command(["systemctl", "daemon-reload"], check_rc=True)
     written = max([os.stat(path).st_mtime for path in module.params["restart_after"] if os.path.exists(path)], default=0)
     now, monotonic = time.time(), time.monotonic()
-    stale = [name for name in names if started_at(before[name], now, monotonic) < written]
+    broken = any(os.path.exists(path) and not os.access(path, os.X_OK) for path in module.params["executables"])
+    stale = [name for name in names if broken or started_at(before[name], now, monotonic) < written]
     commands = plan(names, state, before, stale)
     if not module.check_mode:
         for command in commands:

@@ -2,7 +2,7 @@
 # Copyright: the Muster developers
 """`make bench`: every figure of docs/performance.md, measured in one run on a quiet machine and written there.
 
-It takes about 15 minutes; `python -m tests.bench 1` measures the first converges once instead of twice.
+It takes about 25 minutes; `python -m tests.bench 1` measures the first converges once instead of twice.
 The figures of a whole `make site` come from the events of a run folder, see docs/performance.md.
 """
 
@@ -17,7 +17,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from . import converge
+from . import adding, converge
 from .fleets import ROOT
 
 BEGIN, END = "<!-- figures: written by make bench -->", "<!-- end of figures -->"
@@ -33,7 +33,7 @@ def trainer_ratio() -> dict:
     return json.loads(done.stdout)
 
 
-def table(found: dict, trainer: dict) -> str:
+def table(found: dict, trainer: dict, added: dict) -> str:
     """The figures with their bounds as a Markdown table."""
     rows = [
         ("First converge / bare shell script", found["first_to_bare"], "1.25", f"{found['first_s']:.1f} s / {found['first_bare_s']:.1f} s"),
@@ -47,6 +47,14 @@ def table(found: dict, trainer: dict) -> str:
             f"{found['cpu_s_per_host_at_8']:.2f} s / {found['cpu_s_per_host_at_2']:.2f} s",
         ),
     ]
+    rows.append(
+        (
+            "Adding a node to 100 / to 3",
+            added["add_100_to_3"],
+            "1.1",
+            f"{added['add_to_100_s']:.1f} s / {added['add_to_3_s']:.1f} s",
+        )
+    )
     if trainer:
         rows.append(("Trainer steps/s / bare loop", trainer["ratio"], "", ""))
     lines = ["| What | Measured | At most | Of |", "|---|---|---|---|"]
@@ -60,9 +68,10 @@ def table(found: dict, trainer: dict) -> str:
 def main() -> None:
     with tempfile.TemporaryDirectory(prefix="muster-bench-") as folder:
         found = converge.measure(Path(folder), int(sys.argv[1]) if sys.argv[1:] else 2)
+        added = adding.measure(Path(folder))
     trainer = trainer_ratio()
-    text = table(found, trainer)
-    print(json.dumps({"converge": found, "trainer": trainer}, indent=1))
+    text = table(found, trainer, added)
+    print(json.dumps({"converge": found, "adding": added, "trainer": trainer}, indent=1))
     print(text)
     page = ROOT / "docs/performance.md"
     old = page.read_text()

@@ -211,6 +211,21 @@ def test_draining_leaves_what_is_out_of_service():
     ]  # fmt: skip
 
 
+def test_only_the_same_check_gives_a_newer_reason():
+    changes, _notes = slurm_node.plan(NODES, ["a[2,3,6]"], "drained", "nccl", "very slow", update_reason=True)
+    assert changes == {"a2": "muster:nccl: very slow"}
+    assert slurm_node.plan(NODES, ["a2"], "drained", "nccl", "slow", update_reason=True)[0] == {}
+
+
+def test_nodes_that_left_the_configuration():
+    text = (
+        "NodeName=a1 Arch=x86_64 State=IDLE Comment=State=DYNAMIC\nNodeName=a2 State=DOWN*+DRAIN \n"
+        "NodeName=d1 State=IDLE+DYNAMIC_NORM \nslurm_load_node error\n"
+    )
+    assert slurm_node.leaving(text, ["a1"]) == ["a2"]
+    assert slurm_node.leaving(text, ["a1", "a2"]) == []
+
+
 def test_resuming_undoes_only_own_drains():
     changes, notes = slurm_node.plan(NODES, ["a[1-6]"], "resumed", "nccl", "")
     assert list(changes) == ["a2"]
