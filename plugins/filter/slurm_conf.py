@@ -6,6 +6,7 @@ from __future__ import annotations
 from ansible.errors import AnsibleFilterError
 
 from ansible_collections.muster.fleet.plugins.module_utils import slurm_conf as logic
+from ansible_collections.muster.fleet.plugins.module_utils.slurm_problems import problems
 
 
 def clear(function):
@@ -28,5 +29,12 @@ class FilterModule:
             "slurm_conf": clear(logic.slurm_conf),
             "slurm_merge": logic.merge,
             "slurm_lines": lambda config: "\n".join(logic.lines(config)) + "\n",
+            "slurm_script_files": logic.script_files,
+            "slurm_hooks": clear(logic.hooks),
+            "slurm_gres": logic.gres_conf,
+            "slurm_topology": lambda topology, groups, form: {"conf": logic.topology_conf, "yaml": logic.topology_yaml}[form](
+                topology, groups
+            ),
+            "slurm_problems": problems,
             "slurm_hardware": clear(logic.parse_hardware),
         }
