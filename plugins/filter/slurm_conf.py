@@ -9,6 +9,7 @@ from ansible.errors import AnsibleFilterError
 
 from ansible_collections.muster.fleet.plugins.module_utils import slurm_conf as logic
 from ansible_collections.muster.fleet.plugins.module_utils import slurm_services as services
+from ansible_collections.muster.fleet.plugins.module_utils.slurm_problems import problems
 
 
 def clear(function):
@@ -31,6 +32,13 @@ class FilterModule:
             "slurm_conf": clear(logic.slurm_conf),
             "slurm_merge": logic.merge,
             "slurm_lines": lambda config: "\n".join(logic.lines(config)) + "\n",
+            "slurm_script_files": logic.script_files,
+            "slurm_hooks": clear(logic.hooks),
+            "slurm_gres": logic.gres_conf,
+            "slurm_topology": lambda topology, groups, form: {"conf": logic.topology_conf, "yaml": logic.topology_yaml}[form](
+                topology, groups
+            ),
+            "slurm_problems": problems,
             "slurm_hardware": clear(logic.parse_hardware),
             "slurm_database_keys": clear(lambda database, secrets: services.database_keys(database, secrets, os.environ)),
             "slurm_refusals": lambda controllers, config, database, rest, secrets: services.refusals(

@@ -43,10 +43,15 @@ def lines(config):
     return out
 
 
+def on_a_line(keys):
+    """{key: value} -> `Key=Value Key=Value`; a list becomes one value with commas."""
+    return " ".join(lines({key: ",".join(map(str, value)) if isinstance(value, (list, tuple)) else value for key, value in keys.items()}))
+
+
 def node_lines(groups, hardware, memory_fraction, own=None):
     """NodeName lines and one NodeSet line a node group; nodes that are alike share a line.
 
-    groups: [{name, hosts, hardware?, params?}]. hardware: {group: {key: value}} as asked from a member.
+    groups: [{name, hosts, hardware?, features?, params?}]. hardware: {group: {key: value}} as asked from a member.
     own: {host: further keys of that node}.
     RealMemory of a member is scaled by memory_fraction, for what the system itself needs; a value in params stands as it is.
     """
@@ -69,10 +74,12 @@ def node_lines(groups, hardware, memory_fraction, own=None):
         # In one order, whether it was asked from a member just now or read from what the controller kept.
         have = dict(sorted(have.items()))
         have["RealMemory"] = int(int(have["RealMemory"]) * memory_fraction)
+        if group.get("features"):
+            have["Features"] = group["features"]
         have = merge(have, group.get("params") or {})
         alike: dict = {}
         for host in group["hosts"]:
-            keys = " ".join(lines(merge(have, (own or {}).get(host) or {})))
+            keys = on_a_line(merge(have, (own or {}).get(host) or {}))
             alike.setdefault(keys, []).append(host.split(".")[0])
         out += ["NodeName=%s %s" % (",".join(nodes), keys) for keys, nodes in alike.items()]
         out.append("NodeSet=%s Nodes=%s" % (name, ",".join(host.split(".")[0] for host in group["hosts"])))
@@ -94,9 +101,101 @@ def partition_lines(partitions, groups):
         nodes = [name for name in partition["nodegroups"] if name in filled]
         if nodes:
             out.append(
-                " ".join(["PartitionName=%s" % partition["name"], "Nodes=%s" % ",".join(nodes)] + lines(partition.get("params") or {}))
+                " ".join(
+                    ["PartitionName=%s" % partition["name"], "Nodes=%s" % ",".join(nodes), on_a_line(partition.get("params") or {})]
+                ).strip()
             )
     return out
+
+
+def members(groups, names=None):
+    """NodeNames of these node groups, of all of them without names."""
+    return [host.split(".")[0] for group in groups if names is None or group["name"] in names for host in group["hosts"]]
+
+
+def gres_conf(devices, groups):
+    """gres.conf as text. devices: [{nodegroups?, params}]; a line without node groups is for every node."""
+    out = ["# Written by Muster (role slurm); change slurm_gres instead."]
+    for line in devices:
+        nodes = members(groups, line.get("nodegroups"))
+        if nodes:
+            where = {"NodeName": nodes} if line.get("nodegroups") else {}
+            # YAML reads a bare off as false.
+            params = {key: "off" if value is False else value for key, value in (line.get("params") or {}).items()}
+            out.append(on_a_line({**where, **params}))
+    return "\n".join(out) + "\n"
+
+
+def _topology_nodes(each, groups):
+    return ",".join((each.get("nodes") or []) + members(groups, each.get("nodegroups") or []))
+
+
+def topology_conf(topology, groups):
+    """topology.conf as text, for Slurm before 25.05."""
+    out = ["# Written by Muster (role slurm); change slurm_topology instead."]
+    for switch in topology.get("switches") or []:
+        keys = {"SwitchName": switch["name"], "Nodes": _topology_nodes(switch, groups), "Switches": switch.get("switches") or []}
+        out.append(on_a_line({key: value for key, value in keys.items() if value}))
+    for block in topology.get("blocks") or []:
+        out.append(on_a_line({"BlockName": block["name"], "Nodes": _topology_nodes(block, groups)}))
+    if topology.get("block_sizes"):
+        out.append(on_a_line({"BlockSizes": topology["block_sizes"]}))
+    return "\n".join(out) + "\n"
+
+
+def topology_yaml(topology, groups):
+    """topology.yaml as text, for Slurm from 25.05, as lines because PyYAML is not on every controller."""
+    kind = topology_kind(topology)
+    out = [
+        "# Written by Muster (role slurm); change slurm_topology instead.",
+        "- topology: default",
+        "  cluster_default: true",
+        "  %s:" % kind,
+    ]
+    if kind == "block":
+        out += ["    block_sizes: [%s]" % ", ".join(map(str, topology.get("block_sizes") or []))]
+    out += ["    blocks:" if kind == "block" else "    switches:"]
+    for each in topology.get("blocks") or topology.get("switches") or []:
+        out.append("      - %s: %s" % ("block" if kind == "block" else "switch", each["name"]))
+        keys = {"children": ",".join(each.get("switches") or []), "nodes": _topology_nodes(each, groups)}
+        out += ['        %s: "%s"' % item for item in keys.items() if item[1]]
+    return "\n".join(out) + "\n"
+
+
+def topology_kind(topology):
+    """tree or block, or empty text when there is no topology."""
+    return "block" if topology.get("blocks") else "tree" if topology.get("switches") else ""
+
+
+def hooks(scripts, defaults, prefix):
+    """Keys of slurm.conf for a site's scripts. The role's prolog and epilog stay and come first.
+
+    prefix: empty when Slurm ships scripts that are named without a path, which also is since when a key may stand several times (23.11).
+    """
+    keys: dict = {}
+    for script in scripts:
+        hook = script["hook"]
+        if hook in ("Prolog", "Epilog"):
+            if prefix:
+                message = (
+                    "This Slurm knows one %s only, and the role has it; %s needs Slurm 23.11 or newer, or slurm_config with a %s of yours."
+                )
+                raise SlurmConfError(message % (hook, script["path"], hook))
+            keys.setdefault(hook, [defaults[hook]]).append(script_name(script))
+        elif hook in keys:
+            raise SlurmConfError("slurm_scripts has two scripts for %s, and Slurm runs one; leave one of them." % hook)
+        else:
+            keys[hook] = "/etc/slurm/" + script_name(script)
+    return keys
+
+
+def script_name(script):
+    return "site-" + script["path"].rsplit("/", 1)[-1]
+
+
+def script_files(scripts, contents):
+    """Entries of config_files for a site's scripts and what is in them."""
+    return [{"dest": "/etc/slurm/" + script_name(script), "content": content, "mode": "0755"} for script, content in zip(scripts, contents)]
 
 
 def slurm_conf(config, *, groups, partitions, hardware, memory_fraction, own=None):

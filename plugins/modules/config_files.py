@@ -11,6 +11,7 @@ version_added: 0.1.0
 description:
   - Writes the files whose content, owner or mode differ, all in one round trip to the node.
   - Every file that names C(validate) is checked in a temporary place first. When one is refused nothing is written at all.
+  - Files that only make sense together are checked together with O(validate_together), on a copy of their folder as it will be.
 author:
   - The Muster developers (@muster-fleet)
 options:
@@ -49,6 +50,25 @@ options:
         type: str
         choices: [present, absent]
         default: present
+  validate_together:
+    description:
+      - Checks of whole folders. Each runs once when a file below its folder would change, before anything is written.
+      - What the command prints when it refuses is the reason that is shown.
+    type: list
+    elements: dict
+    default: []
+    suboptions:
+      folder:
+        description: Folder on the node.
+        type: path
+        required: true
+      argv:
+        description:
+          - Command as a list, with C(%s) for a copy of the folder in which O(files) are as they will be and all other files as they are.
+          - The copy is there to be changed too; it is thrown away. A code other than 0 refuses all files.
+        type: list
+        elements: str
+        required: true
   show_diff:
     description: Whether contents may be shown in the diff. Set it to V(false) for secrets, together with C(no_log).
     type: bool
@@ -88,6 +108,7 @@ changed_files:
 import grp
 import os
 import pwd
+import shutil
 import stat
 
 from ansible.module_utils.basic import AnsibleModule
@@ -100,6 +121,10 @@ SPEC = {
     "mode": {"type": "str", "default": "0644"},
     "validate": {"type": "list", "elements": "str"},
     "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
+}
+TOGETHER_SPEC = {
+    "folder": {"type": "path", "required": True},
+    "argv": {"type": "list", "elements": "str", "required": True},
 }
 
 
@@ -141,6 +166,37 @@ def stage(module, index, content):
     return path
 
 
+def stage_folder(module, index, folder, pending):
+    """A copy of a folder as it will be, owners and modes as well. The folder around it is closed to others, so secrets stay secret."""
+    path = os.path.join(module.tmpdir, "folder-%d" % index)
+    os.makedirs(path)
+    for directory, _names, names in os.walk(folder):
+        copied = os.path.join(path, os.path.relpath(directory, folder))
+        os.makedirs(copied, exist_ok=True)
+        same_rights(directory, copied)
+        for name in names:
+            source = os.path.join(directory, name)
+            # A socket or a pipe would be waited for; what a link names is read.
+            if os.path.isfile(source):
+                shutil.copyfile(source, os.path.join(copied, name))
+                same_rights(source, os.path.join(copied, name))
+    for dest, want in pending:
+        staged = os.path.join(path, os.path.relpath(dest, folder))
+        if below(dest, folder) and (want or os.path.lexists(staged)):
+            put(staged, want)
+    return path
+
+
+def same_rights(source, copied):
+    info = os.stat(source)
+    os.chown(copied, info.st_uid, info.st_gid)
+    os.chmod(copied, stat.S_IMODE(info.st_mode))
+
+
+def below(dest, folder):
+    return os.path.normpath(dest).startswith(os.path.normpath(folder) + os.sep)
+
+
 def put(dest, want):
     """Bring one file into its wanted state; it is replaced in one step and is never readable by others on the way."""
     if want is None:
@@ -173,6 +229,7 @@ def main():
     module = AnsibleModule(
         argument_spec={
             "files": {"type": "list", "elements": "dict", "required": True, "options": SPEC},
+            "validate_together": {"type": "list", "elements": "dict", "default": [], "options": TOGETHER_SPEC},
             "show_diff": {"type": "bool", "default": True},
         },
         supports_check_mode=True,
@@ -198,6 +255,16 @@ def main():
                     "after_header": "%s %s" % (spec["dest"], attributes(want)),
                 }
             )
+    for index, check in enumerate(module.params["validate_together"]):
+        dests = [dest for dest, _want in pending if below(dest, check["folder"])]
+        if not dests:
+            continue
+        staged = stage_folder(module, index, check["folder"], pending)
+        rc, out, err = module.run_command([part.replace("%s", staged) for part in check["argv"]])
+        if rc != 0:
+            message = "The new %s refused, nothing was written: %s"
+            names = ", ".join(os.path.basename(dest) for dest in dests) + (" was" if len(dests) == 1 else " were")
+            module.fail_json(msg=message % (names, (err or out).strip()))
     if not module.check_mode:
         for dest, want in pending:
             try:

@@ -19,11 +19,11 @@ from ansible_collections.muster.fleet.plugins.modules import config_files as mod
 def write(call, tmp_path: Path):
     """Write files given as name=content or name={options}; the module's result."""
 
-    def run(check_mode: bool = False, show_diff: bool = True, **files) -> dict:
+    def run(check_mode: bool = False, show_diff: bool = True, together: list | None = None, **files) -> dict:
         mine = {"owner": getpass.getuser(), "group": grp.getgrgid(os.getgid()).gr_name}
         given = {name: spec if isinstance(spec, dict) else {"content": spec} for name, spec in files.items()}
         specs = [{"dest": str(tmp_path / name), **mine, **spec} for name, spec in given.items()]
-        return call(module, check_mode=check_mode, files=specs, show_diff=show_diff)
+        return call(module, check_mode=check_mode, files=specs, show_diff=show_diff, validate_together=together or [])
 
     return run
 
@@ -83,6 +83,39 @@ def test_validation_sees_a_closed_file_and_runs_only_on_change(write, tmp_path):
 def test_validation_in_check_mode(write, tmp_path):
     assert write(check_mode=True, bad={"content": "x", "validate": ["false", "%s"]})["failed"]
     assert list(tmp_path.iterdir()) == []
+
+
+def folder_check(tmp_path: Path, script: str) -> list:
+    return [{"folder": str(tmp_path / "etc"), "argv": ["sh", "-c", script, "%s"]}]
+
+
+@pytest.mark.parametrize("check_mode", [True, False])
+def test_a_folder_is_judged_as_it_will_be(write, tmp_path, check_mode):
+    """New files beside old ones, one that goes, modes as wanted; a file elsewhere is no part of it. The copy is closed and thrown away."""
+    write(**{"etc/old.conf": "old", "etc/gone.conf": "x", "etc/sub/a.conf": {"content": "a", "mode": "0600"}})
+    os.mkfifo(tmp_path / "etc/pipe")
+    look = f"cd $0 && grep -r . . | sort >{tmp_path}/seen; stat -c %a sub/a.conf new.conf .. >>{tmp_path}/seen; echo spoilt >old.conf"
+    new = {"etc/new.conf": {"content": "new", "mode": "0640"}, "etc/gone.conf": {"state": "absent"}, "beside": "b"}
+    assert write(check_mode=check_mode, together=folder_check(tmp_path, look), **new)["changed"]
+    seen = (tmp_path / "seen").read_text().split()
+    assert seen == ["./new.conf:new", "./old.conf:old", "./sub/a.conf:a", "600", "640", "700"]
+    assert (tmp_path / "etc/old.conf").read_text() == "old"
+    assert (tmp_path / "etc/new.conf").exists() is not check_mode
+
+
+@pytest.mark.parametrize("check_mode", [True, False])
+def test_a_refused_folder_stops_all(write, tmp_path, check_mode):
+    refuse = folder_check(tmp_path, "test -e $0/two.conf && echo two.conf: no such key >&2; exit 1")
+    result = write(check_mode=check_mode, together=refuse, **{"etc/one.conf": "1", "etc/two.conf": "2", "first": "3"})
+    assert result["msg"] == "The new one.conf, two.conf were refused, nothing was written: two.conf: no such key"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_is_judged_only_when_a_file_in_it_changes(write, tmp_path):
+    count = folder_check(tmp_path, f"echo >>{tmp_path}/runs")
+    write(together=count, **{"etc/one.conf": "1", "etc2/one.conf": "1"})
+    write(together=count, **{"etc/one.conf": "1", "etc2/one.conf": "2"})
+    assert (tmp_path / "runs").read_text() == "\n"
 
 
 def test_a_file_is_closed_until_it_has_its_owner_and_never_half_there(write, tmp_path, monkeypatch):

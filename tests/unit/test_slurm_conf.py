@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import pytest
+import yaml
 from ansible.errors import AnsibleFilterError
 
 from ansible_collections.muster.fleet.plugins.filter.slurm_conf import FilterModule
@@ -141,3 +142,69 @@ def test_filters_give_one_sentence():
     with pytest.raises(AnsibleFilterError, match="printed no node line"):
         filters["slurm_hardware"]("")
     assert filters["slurm_lines"]({"ConstrainCores": True, "CgroupPlugin": "autodetect"}) == "ConstrainCores=yes\nCgroupPlugin=autodetect\n"
+
+
+def test_features_and_lists_on_a_line():
+    line = nodes(group(features=["fast", "az1"], params={"Gres": ["gpu:h100:8", "shard:16"]}))[0]
+    assert line == f"NodeName=compute-1,compute-2 {LINE} Features=fast,az1 Gres=gpu:h100:8,shard:16"
+    partition = {"name": "main", "nodegroups": ["compute"], "params": {"AllowQos": ["normal", "high"], "Default": True}}
+    assert logic.partition_lines([partition], [group()]) == ["PartitionName=main Nodes=compute AllowQos=normal,high Default=yes"]
+
+
+def test_lines_of_gres_conf():
+    groups = [group(), group("gpu", ("g1.example.org", "g2")), group("later", ())]
+    devices = [
+        {"params": {"AutoDetect": False}},
+        {"nodegroups": ["gpu"], "params": {"Name": "gpu", "Type": "h100", "File": "/dev/nvidia[0-7]"}},
+        {"nodegroups": ["later"], "params": {"AutoDetect": "nvidia"}},
+    ]
+    assert logic.gres_conf(devices, groups).splitlines()[1:] == [
+        "AutoDetect=off",
+        "NodeName=g1,g2 Name=gpu Type=h100 File=/dev/nvidia[0-7]",
+    ]
+
+
+TREE = {
+    "switches": [{"name": "top", "switches": ["l1", "l2"]}, {"name": "l1", "nodegroups": ["compute"]}, {"name": "l2", "nodes": ["x[1-2]"]}]
+}
+BLOCKS = {"blocks": [{"name": "b1", "nodegroups": ["compute"]}], "block_sizes": [2, 4]}
+
+
+def test_topology_before_25_05():
+    assert logic.topology_conf(TREE, [group()]).splitlines()[1:] == [
+        "SwitchName=top Switches=l1,l2",
+        "SwitchName=l1 Nodes=compute-1,compute-2",
+        "SwitchName=l2 Nodes=x[1-2]",
+    ]
+    assert logic.topology_conf(BLOCKS, [group()]).splitlines()[1:] == ["BlockName=b1 Nodes=compute-1,compute-2", "BlockSizes=2,4"]
+
+
+def test_topology_from_25_05():
+    """As Slurm's topology.yaml(5) has it."""
+    [tree] = yaml.safe_load(logic.topology_yaml(TREE, [group()]))
+    assert tree == {
+        "topology": "default",
+        "cluster_default": True,
+        "tree": {
+            "switches": [
+                {"switch": "top", "children": "l1,l2"},
+                {"switch": "l1", "nodes": "compute-1,compute-2"},
+                {"switch": "l2", "nodes": "x[1-2]"},
+            ]
+        },
+    }
+    [blocks] = yaml.safe_load(logic.topology_yaml(BLOCKS, [group()]))
+    assert blocks["block"] == {"block_sizes": [2, 4], "blocks": [{"block": "b1", "nodes": "compute-1,compute-2"}]}
+
+
+def test_scripts_of_the_site():
+    scripts = [{"hook": "Prolog", "path": "/srv/check.sh"}, {"hook": "TaskProlog", "path": "/srv/task.sh"}]
+    defaults = {"Prolog": "muster-prolog.sh"}
+    assert logic.hooks(scripts, defaults, "") == {"Prolog": ["muster-prolog.sh", "site-check.sh"], "TaskProlog": "/etc/slurm/site-task.sh"}
+    assert logic.script_files(scripts[:1], ["#!/bin/sh\n"]) == [
+        {"dest": "/etc/slurm/site-check.sh", "content": "#!/bin/sh\n", "mode": "0755"}
+    ]
+    with pytest.raises(logic.SlurmConfError, match=r"knows one Prolog only, and the role has it; /srv/check.sh needs Slurm 23.11"):
+        logic.hooks(scripts, defaults, "/etc/slurm/")
+    with pytest.raises(logic.SlurmConfError, match="two scripts for TaskProlog"):
+        logic.hooks([scripts[1], scripts[1]], defaults, "")

@@ -173,6 +173,31 @@ def test_daemons_are_enabled_and_come_back(host, unit):
         assert sorted(shown.splitlines()) == ["Restart=on-failure", "StartLimitIntervalUSec=0"]
 
 
+@pytest.mark.parametrize("daemon", ["slurmctld", "slurmdbd", "slurmd"])
+def test_logs_are_put_aside_and_the_daemon_told(host, daemon):
+    rotation = host.file(f"/etc/logrotate.d/{daemon}").content_string
+    assert f"/var/log/slurm/{daemon}.log {{\n  size 20M\n  rotate 12\n" in rotation
+    assert f"systemctl kill --kill-whom=main --signal=SIGUSR2 {daemon}" in rotation
+    told = host.run(f"logrotate --debug /etc/logrotate.d/{daemon}")
+    assert (told.rc, "error" in told.stderr) == (0, False)
+
+
+@pytest.mark.parametrize("name", ["gres.conf", "topology.conf", "topology.yaml", "job_container.conf"])
+def test_what_nobody_asked_for_is_not_there(host, name):
+    assert not host.file(f"/etc/slurm/{name}").exists
+
+
+def test_a_trial_start_leaves_nothing(host):
+    assert host.check_output("find /etc/slurm /tmp -name '.state' -o -name '.said'") == ""
+    assert host.check_output("pgrep -xc slurmctld") == "1"
+
+
+def test_every_user_reaches_their_home(host):
+    """The folder of the homes is nobody's, also when it was made with the first of them."""
+    home = host.file("/fsx/home")
+    assert (home.user, home.mode) == ("root", 0o755)
+
+
 def test_manifest_names_the_packages(host):
     slurm = json.loads(host.file("/etc/muster/manifest.json").content_string)["components"]["slurm"]
     assert slurm["packages"]["slurmd"] == host.package("slurmd").version

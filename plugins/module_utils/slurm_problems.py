@@ -1,0 +1,208 @@
+# Copyright: the Muster developers
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What is wrong with the data of role slurm that no parser of Slurm could tell as well: one sentence each, before anything starts."""
+
+from __future__ import annotations
+
+import os
+import re
+
+from ansible_collections.muster.fleet.plugins.module_utils.job import nearest
+from ansible_collections.muster.fleet.plugins.module_utils.slurm_accounting import SlurmAccountingError, associations, order, parent_of
+
+
+def names_in(text):
+    """The words of a text."""
+    return tuple(text.split())
+
+
+# The options that `sacctmgr modify` knows and `sacctmgr show` prints by the same name, in 22.05 and 24.11.
+LIMITS = names_in("""
+    GrpJobs GrpJobsAccrue GrpSubmit GrpSubmitJobs GrpTRES GrpTRESMins GrpTRESRunMins GrpWall MaxJobs MaxSubmit MaxSubmitJobs MaxTRES
+    MaxTRESMins MaxTRESMinsPerJob MaxTRESPerJob MaxTRESPerNode MaxWall MaxWallDurationPerJob Priority
+""")
+ASSOCIATION_KEYS = LIMITS + names_in("DefaultQOS Fairshare MaxJobsAccrue QOS QosLevel Share")
+QOS_KEYS = LIMITS + names_in("""
+    Description Flags GraceTime LimitFactor MaxJobsAccruePerAccount MaxJobsAccruePerUser MaxJobsPerAccount MaxJobsPerUser
+    MaxSubmitJobsPerAccount MaxSubmitJobsPerUser MaxTRESPerAccount MaxTRESPerUser MaxTRESRunMinsPerAccount MaxTRESRunMinsPerUser MinTRES
+    MinTRESPerJob Preempt PreemptExemptTime PreemptMode UsageFactor UsageThreshold
+""")
+GRES_KEYS = names_in("AutoDetect Cores Count File Flags Links MultipleFiles Name Type")
+DETECTORS = names_in("full nrt nvidia nvml off oneapi rsmi")
+JOB_CONTAINER_KEYS = names_in("""
+    AutoBasePath BasePath CloneNSEpilog CloneNSEpilog_Wait CloneNSScript CloneNSScript_Wait Dirs EntireStepInNS InitScript NodeName Shared
+""")
+
+
+def lowered(params):
+    """Options by their names in lower case, as Slurm compares them."""
+    return {key.lower(): value for key, value in (params or {}).items()}
+
+
+def words(value):
+    """A list, or text with commas, as names."""
+    items = value if isinstance(value, (list, tuple)) else str(value).split(",")
+    # +name and -name change a list of QOS.
+    return [str(item).strip().lstrip("+-") for item in items if str(item).strip()]
+
+
+def known_keys(where, params, known):
+    return [
+        "%s has the unknown option %s; %s" % (where, key, nearest(key, known))
+        for key in params or {}
+        if key.lower() not in [name.lower() for name in known]
+    ]
+
+
+def twice(what, names, remedy):
+    return ["%s %s is there twice; %s." % (what, name, remedy) for name in sorted({name for name in names if names.count(name) > 1})]
+
+
+def accounting(config, qos, accounts, users, partitions):
+    """Sentences about QOS, accounts and users."""
+    found = twice("The QOS", [each["name"] for each in qos], "leave one of them in slurm_qos")
+    found += twice("The account", [each["name"] for each in accounts], "leave one of them in slurm_accounts")
+    found += twice("The user", [each["name"] for each in users], "leave one of them in slurm_users")
+    store = str(lowered(config).get("accountingstoragetype", ""))
+    qualities = {"normal", *(each["name"] for each in qos)}
+    names = {"root", *(each["name"] for each in accounts)}
+    limited = [("the QOS %s (slurm_qos)" % each["name"]) for each in qos]
+    for each in qos:
+        found += known_keys("The QOS %s" % each["name"], each.get("params"), QOS_KEYS)
+    owners = [("The account %s" % each["name"], each.get("params")) for each in accounts]
+    owners += [("The user %s" % user["name"], link["params"]) for user in users for link in associations(user)]
+    for where, params in owners:
+        found += known_keys(where, params, ASSOCIATION_KEYS)
+        limited += ["the limits of " + where[0].lower() + where[1:]] if params else []
+        for key in ("qos", "qoslevel", "defaultqos"):
+            for name in words(lowered(params).get(key) or ""):
+                if name not in qualities:
+                    found.append("%s names the QOS %s, which slurm_qos does not have; %s" % (where, name, nearest(name, qualities)))
+    for partition in partitions:
+        params = lowered(partition.get("params"))
+        for key in ("qos", "allowqos", "denyqos"):
+            for name in words(params.get(key) or ""):
+                if name not in qualities and name.upper() != "ALL":
+                    message = "The partition %s names the QOS %s, which slurm_qos does not have; %s"
+                    found.append(message % (partition["name"], name, nearest(name, qualities)))
+                elif key == "qos":
+                    limited.append("the QOS of partition %s" % partition["name"])
+    if limited and not store.endswith("/slurmdbd"):
+        message = "AccountingStorageType is %s, and without slurmdbd Slurm has no QOS and no limits: remove %s, or leave accounting on."
+        found.append(message % (store or "not set", limited[0]))
+    for account in accounts:
+        if parent_of(account) not in names:
+            message = "The account %s has the parent %s, which slurm_accounts does not have; %s"
+            found.append(message % (account["name"], parent_of(account), nearest(parent_of(account), names)))
+    for user in users:
+        for link in associations(user):
+            if link["account"] not in names:
+                message = "The user %s has the account %s, which slurm_accounts does not have; %s"
+                found.append(message % (user["name"], link["account"], nearest(link["account"], names)))
+            if link["partition"] and link["partition"] not in [partition["name"] for partition in partitions]:
+                message = "The user %s has an association in the partition %s, which slurm_partitions does not have; %s"
+                known = [partition["name"] for partition in partitions]
+                found.append(message % (user["name"], link["partition"], nearest(link["partition"], known)))
+    uids: dict = {}
+    for user in users:
+        if user.get("uid") is not None:
+            uids.setdefault(int(user["uid"]), []).append(user["name"])
+    found += [
+        "The UID %d is given to %s; give each user one of its own." % (uid, " and ".join(same))
+        for uid, same in uids.items()
+        if len(same) > 1
+    ]
+    if not found:
+        try:
+            order(accounts)
+        except SlurmAccountingError as error:
+            found.append(str(error))
+    return found
+
+
+def groups(nodegroups, partitions):
+    """Sentences about node groups and partitions."""
+    names = [group["name"] for group in nodegroups]
+    found = twice("The node group", names, "leave one of them in slurm_nodegroups")
+    found += twice("The partition", [partition["name"] for partition in partitions], "leave one of them in slurm_partitions")
+    for partition in partitions:
+        for name in partition["nodegroups"]:
+            if name not in names:
+                message = "The partition %s names the node group %s, which slurm_nodegroups does not have; %s"
+                found.append(message % (partition["name"], name, nearest(name, names)))
+    owner: dict = {}
+    for group in nodegroups:
+        for host in group["hosts"]:
+            if owner.setdefault(host, group["name"]) != group["name"]:
+                message = "The host %s is in the node groups %s and %s; a node has one node line, so leave it in one of them."
+                found.append(message % (host, owner[host], group["name"]))
+    return found
+
+
+def gres_names(text):
+    """`gpu:h100:8,shard:16` -> [gpu, shard]."""
+    return [part.split(":")[0].strip() for part in re.sub(r"\([^)]*\)", "", str(text)).split(",") if part.strip()]
+
+
+def gres(config, nodegroups, devices):
+    """Sentences about generic resources: named in GresTypes, and with a device behind each."""
+    types = words(lowered(config).get("grestypes") or "")
+    names = [group["name"] for group in nodegroups]
+    found = []
+    for group in nodegroups:
+        wanted = gres_names(lowered(group.get("params")).get("gres") or "")
+        for name in wanted:
+            if name not in types:
+                message = "The node group %s has the gres %s, which is not in GresTypes; add it to slurm_config."
+                found.append(message % (group["name"], name))
+                continue
+            lines = [line for line in devices if group["name"] in (line.get("nodegroups") or names)]
+            detected = [line for line in lines if str(lowered(line.get("params")).get("autodetect", "off")).lower() not in ("off", "false")]
+            described = [line for line in lines if lowered(line.get("params")).get("name") == name]
+            if not detected and not described:
+                message = (
+                    "The node group %s has the gres %s and no device for it: add a line to slurm_gres with AutoDetect,"
+                    " or with Name and File (Count alone, for what has no device)."
+                )
+                found.append(message % (group["name"], name))
+    for line in devices:
+        found += known_keys("A line of slurm_gres", line.get("params"), GRES_KEYS)
+        how = str(lowered(line.get("params")).get("autodetect", "off")).lower()
+        # YAML reads a bare off as false.
+        if how not in DETECTORS and how != "false":
+            found.append("slurm_gres has AutoDetect %s, which Slurm does not know; %s" % (how, nearest(how, DETECTORS)))
+        for name in line.get("nodegroups") or []:
+            if name not in names:
+                message = "slurm_gres names the node group %s, which slurm_nodegroups does not have; %s"
+                found.append(message % (name, nearest(name, names)))
+    return found
+
+
+def network(topology, nodegroups):
+    """Sentences about the topology."""
+    names = [group["name"] for group in nodegroups]
+    switches = [switch["name"] for switch in topology.get("switches") or []]
+    found = []
+    if topology.get("switches") and topology.get("blocks"):
+        found.append("slurm_topology has switches and blocks; Slurm sees the network as one of them, so leave one out.")
+    if topology.get("blocks") and not topology.get("block_sizes"):
+        found.append("slurm_topology has blocks and no block_sizes; name the number of nodes that one block has.")
+    for each in (topology.get("switches") or []) + (topology.get("blocks") or []):
+        for key, variable, known in (("nodegroups", "slurm_nodegroups", names), ("switches", "slurm_topology", switches)):
+            for name in each.get(key) or []:
+                if name not in known:
+                    found.append(
+                        "slurm_topology has %s above %s, which %s does not have; %s" % (each["name"], name, variable, nearest(name, known))
+                    )
+    return found
+
+
+def problems(config, *, nodegroups, partitions, qos, accounts, users, gres_lines=(), topology=None, job_container=None, scripts=()):
+    """All sentences about the data of role slurm; none when it can be tried."""
+    found = groups(nodegroups, partitions) + gres(config, nodegroups, gres_lines) + accounting(config, qos, accounts, users, partitions)
+    found += network(topology or {}, nodegroups) + known_keys("slurm_job_container", job_container, JOB_CONTAINER_KEYS)
+    for script in scripts:
+        if not os.path.isabs(script["path"]) or not os.path.isfile(script["path"]):
+            found.append("slurm_scripts names %s, which is no file on this machine; give its whole path." % script["path"])
+    return found

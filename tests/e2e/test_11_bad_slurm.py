@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright: the Muster developers
+"""What Slurm cannot be is refused by one sentence before a node is made, started or reached; all sentences stand in
+tests/unit/test_slurm_problems.py."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from test_10_bad_input import NAME, PLAYBOOK, Refuse, inventory, refuse  # noqa: F401 (fixtures)
+
+pytestmark = pytest.mark.engine
+
+NO_ACCOUNTING = {"slurm_config": {"AccountingStorageType": "accounting_storage/none"}}
+ONE = {"name": "compute", "hosts": ["node-1"]}
+
+
+@pytest.mark.parametrize(
+    ("variables", "sentence"),
+    [
+        (
+            {"slurm_partitions": [{"name": "main", "nodegroups": ["comptue"]}]},
+            "The partition main names the node group comptue, which slurm_nodegroups does not have; did you mean compute?",
+        ),
+        (
+            {**NO_ACCOUNTING, "slurm_qos": [{"name": "high"}]},
+            "AccountingStorageType is accounting_storage/none, and without slurmdbd Slurm has no QOS and no limits: remove the QOS high",
+        ),
+        (
+            {"slurm_nodegroups": [{**ONE, "params": {"Gres": "gpu:h100:8"}}]},
+            "The node group compute has the gres gpu and no device for it: add a line to slurm_gres with AutoDetect",
+        ),
+        (
+            {"slurm_users": [{"name": name, "uid": 2000, "account": "muster"} for name in ("muster", "ada")]},
+            "The UID 2000 is given to muster and ada; give each user one of its own.",
+        ),
+    ],
+)
+def test_slurm_that_cannot_be(refuse: Refuse, inventory, tmp_path: Path, variables: dict[str, object], sentence: str) -> None:  # noqa: F811
+    (tmp_path / "variables.json").write_text(json.dumps({"muster_fleet": NAME, **variables}))
+    said = refuse(*PLAYBOOK, *inventory("node-1"), "-e", f"@{tmp_path}/variables.json")
+    assert sentence in said

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright: the Muster developers
+"""Data of role slurm that cannot be, each with the sentence that says so; and the data that can."""
+
+from __future__ import annotations
+
+import pytest
+
+from ansible_collections.muster.fleet.plugins.filter.slurm_conf import FilterModule
+
+CONFIG = {"AccountingStorageType": "accounting_storage/slurmdbd", "GresTypes": "gpu"}
+NONE = {"AccountingStorageType": "accounting_storage/none"}
+GPUS = {"name": "gpu", "hosts": ["g1", "g2"], "params": {"Gres": "gpu:h100:8"}}
+DATA = {
+    "nodegroups": [{"name": "compute", "hosts": ["c1", "c2"]}],
+    "partitions": [{"name": "main", "nodegroups": ["compute"], "params": {"Default": "YES"}}],
+    "qos": [],
+    "accounts": [{"name": "muster"}],
+    "users": [{"name": "muster", "uid": 2000, "account": "muster"}],
+    "gres_lines": [],
+    "topology": {},
+    "job_container": {},
+    "scripts": [],
+}
+SWITCHES = [{"name": "top", "switches": ["leaf"]}, {"name": "leaf", "nodegroups": ["compute"]}]
+
+
+def told(config: dict | None = None, **data) -> list[str]:
+    return FilterModule().filters()["slurm_problems"](CONFIG if config is None else config, **{**DATA, **data})
+
+
+def with_gpus(*lines: dict) -> dict:
+    return {"nodegroups": [*DATA["nodegroups"], GPUS], "gres_lines": list(lines)}
+
+
+def user(name: str = "ada", **more) -> dict:
+    return {"name": name, "uid": 2001, "account": "muster", **more}
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {},
+        {"config": NONE},
+        {"qos": [{"name": "high", "params": {"priority": 1}}], "partitions": [{**DATA["partitions"][0], "params": {"QOS": "high"}}]},
+        {"accounts": [{"name": "b", "parent": "a"}, {"name": "a"}, *DATA["accounts"]], "users": [user(account="b")]},
+        {"users": [user(params={"QOS": "+normal"}, associations=[{"account": "muster", "partition": "main"}])]},
+        {"partitions": [{**DATA["partitions"][0], "params": {"AllowQos": "ALL"}}]},
+        with_gpus({"params": {"AutoDetect": "nvidia"}}),
+        with_gpus({"nodegroups": ["gpu"], "params": {"Name": "gpu", "File": "/dev/nvidia[0-7]"}}),
+        {"topology": {"switches": SWITCHES}, "job_container": {"AutoBasePath": True, "basepath": "/scratch"}},
+        {"topology": {"blocks": [{"name": "b", "nodegroups": ["compute"]}], "block_sizes": [2]}},
+        {"scripts": [{"hook": "Prolog", "path": __file__}]},
+    ],
+)
+def test_what_can_be(data):
+    assert told(**data) == []
+
+
+@pytest.mark.parametrize(
+    ("data", "sentence"),
+    [
+        (
+            {"partitions": [{"name": "main", "nodegroups": ["comptue"]}]},
+            "The partition main names the node group comptue, which slurm_nodegroups does not have; did you mean compute?",
+        ),
+        (
+            {"nodegroups": [*DATA["nodegroups"], {"name": "big", "hosts": ["c2"]}]},
+            "The host c2 is in the node groups compute and big; a node has one node line, so leave it in one of them.",
+        ),
+        ({"nodegroups": DATA["nodegroups"] * 2}, "The node group compute is there twice; leave one of them in slurm_nodegroups."),
+        (
+            {"config": NONE, "qos": [{"name": "high"}]},
+            "AccountingStorageType is accounting_storage/none, and without slurmdbd Slurm has no QOS and no limits: remove the QOS high "
+            "(slurm_qos), or leave accounting on.",
+        ),
+        (
+            {"config": {}, "users": [user(params={"MaxJobs": 1})]},
+            "AccountingStorageType is not set, and without slurmdbd Slurm has no QOS and no limits: remove the limits of the user ada, or "
+            "leave accounting on.",
+        ),
+        (
+            {"config": NONE, "partitions": [{**DATA["partitions"][0], "params": {"qos": "normal"}}]},
+            "AccountingStorageType is accounting_storage/none, and without slurmdbd Slurm has no QOS and no limits: remove the QOS of "
+            "partition main, or leave accounting on.",
+        ),
+        (
+            {"partitions": [{**DATA["partitions"][0], "params": {"QOS": "hihg"}}], "qos": [{"name": "high"}]},
+            "The partition main names the QOS hihg, which slurm_qos does not have; did you mean high?",
+        ),
+        (
+            {"users": [user(params={"DefaultQOS": "hihg"})], "qos": [{"name": "high"}]},
+            "The user ada names the QOS hihg, which slurm_qos does not have; did you mean high?",
+        ),
+        ({"qos": [{"name": "high", "params": {"Prioriti": 1}}]}, "The QOS high has the unknown option Prioriti; did you mean Priority?"),
+        (
+            {"accounts": [{"name": "muster", "params": {"MaxJob": 1}}]},
+            "The account muster has the unknown option MaxJob; did you mean MaxJobs?",
+        ),
+        (
+            {"accounts": [{"name": "muster"}, {"name": "lab", "parent": "phisics"}, {"name": "physics"}]},
+            "The account lab has the parent phisics, which slurm_accounts does not have; did you mean physics?",
+        ),
+        (
+            {"accounts": [{"name": "muster", "parent": "muster"}]},
+            "The account muster is its own parent (muster - muster); give one of them another parent.",
+        ),
+        (
+            {"users": [user(account="mustre")]},
+            "The user ada has the account mustre, which slurm_accounts does not have; did you mean muster?",
+        ),
+        (
+            {"users": [user(associations=[{"account": "muster", "partition": "mian"}])]},
+            "The user ada has an association in the partition mian, which slurm_partitions does not have; did you mean main?",
+        ),
+        ({"users": [user(), user("eve")]}, "The UID 2001 is given to ada and eve; give each user one of its own."),
+        ({"users": [user(), user(uid=2002)]}, "The user ada is there twice; leave one of them in slurm_users."),
+        (
+            with_gpus(),
+            "The node group gpu has the gres gpu and no device for it: add a line to slurm_gres with AutoDetect, or with Name and File "
+            "(Count alone, for what has no device).",
+        ),
+        (
+            with_gpus({"nodegroups": ["compute"], "params": {"AutoDetect": "nvml"}}),
+            "The node group gpu has the gres gpu and no device for it: add a line to slurm_gres with AutoDetect, or with Name and File "
+            "(Count alone, for what has no device).",
+        ),
+        (
+            {"config": {**CONFIG, "GresTypes": "shard"}, **with_gpus({"params": {"AutoDetect": "nvml"}})},
+            "The node group gpu has the gres gpu, which is not in GresTypes; add it to slurm_config.",
+        ),
+        (with_gpus({"params": {"AutoDetect": "nvlm"}}), "slurm_gres has AutoDetect nvlm, which Slurm does not know; did you mean nvml?"),
+        (
+            with_gpus({"params": {"AutoDetect": "nvml"}}, {"params": {"Name": "gpu", "Fiel": "/dev/x"}}),
+            "A line of slurm_gres has the unknown option Fiel; did you mean File?",
+        ),
+        (
+            {"gres_lines": [{"nodegroups": ["gpus"], "params": {"AutoDetect": False}}]},
+            "slurm_gres names the node group gpus, which slurm_nodegroups does not have; known are compute.",
+        ),
+        (
+            {"topology": {"switches": [SWITCHES[0]]}},
+            "slurm_topology has top above leaf, which slurm_topology does not have; known are top.",
+        ),
+        (
+            {"topology": {"blocks": [{"name": "b", "nodegroups": ["comptue"]}], "block_sizes": [1]}},
+            "slurm_topology has b above comptue, which slurm_nodegroups does not have; did you mean compute?",
+        ),
+        (
+            {"topology": {"blocks": [{"name": "b", "nodegroups": ["compute"]}]}},
+            "slurm_topology has blocks and no block_sizes; name the number of nodes that one block has.",
+        ),
+        ({"job_container": {"BasePth": "/x"}}, "slurm_job_container has the unknown option BasePth; did you mean BasePath?"),
+        (
+            {"scripts": [{"hook": "Prolog", "path": "prolog.sh"}]},
+            "slurm_scripts names prolog.sh, which is no file on this machine; give its whole path.",
+        ),
+    ],
+)
+def test_what_cannot_be(data, sentence):
+    assert told(**data) == [sentence]
