@@ -38,7 +38,8 @@ options:
   executables:
     description:
       - Files that the units run and fetch by themselves. A unit that runs while one of them is there and not executable is restarted.
-      - slurmctld 24.11 pushes its scripts without that bit to a slurmd that it did not know before; a slurmd that starts fetches them with it.
+      - slurmctld 24.11 pushes its scripts without that bit to a slurmd that it did not know before. A slurmd that starts fetches them
+        with it.
     type: list
     elements: path
     default: []
