@@ -17,6 +17,7 @@ import json
 import os
 import re
 import shutil
+import subprocess
 import tarfile
 import zlib
 from typing import Any
@@ -192,8 +193,8 @@ def unpack(path, folder, identify, overwrite=True):
                     os.symlink(member.linkname, target)
                     continue
                 source = tar.extractfile(member)
-                assert source is not None
-                _copy(source, target)
+                if source is not None:
+                    _copy(source, target)
             os.chown(target, uid, gid)
             os.chmod(target, member.mode & 0o7777)
             written.append(member.name)
@@ -243,6 +244,34 @@ def decompress(path, target):
             shutil.copyfileobj(packed, target, 1 << 20)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise BackupError("The dump in the backup is damaged (%s); take another one." % error) from error
+
+
+def _begin(argv, stream) -> Any:
+    """A running command with this stream, stdin or stdout, and its error output as pipes."""
+    pipes: Any = {stream: subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(argv, **pipes)
+
+
+def dump(argv, path, begun):
+    """Run a command that prints SQL into a .gz, see compress; BackupError when it fails."""
+    with _begin(argv, "stdout") as running:
+        compress(running.stdout, path, begun)
+        said = running.stderr.read().decode(errors="replace").strip()
+    if running.returncode != 0:
+        raise BackupError("%s failed: %s" % (argv[0], said or "it ended with %d" % running.returncode))
+
+
+def load(argv, path):
+    """Run a command that reads the SQL of a .gz; BackupError when it fails."""
+    with _begin(argv, "stdin") as running:
+        try:
+            decompress(path, running.stdin)
+            running.stdin.close()
+        except BrokenPipeError:
+            pass
+        said = running.stderr.read().decode(errors="replace").strip()
+    if running.returncode != 0:
+        raise BackupError("MariaDB refused the dump, nothing was replaced: %s" % said)
 
 
 def when(seconds):

@@ -65,7 +65,7 @@ def main():
     )
     path, state = module.params["path"], module.params["state"]
     # As role slurm makes the first one.
-    content = "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(1024)) + "\n"
+    content = "".join(secrets.choice(string.ascii_letters + string.digits) for _index in range(1024)) + "\n"
     try:
         todo = logic.steps(state, logic.stage(logic.present(path)), content)
         if todo and not module.check_mode:

@@ -185,11 +185,7 @@ def create(host, path, munge_key):
             raise logic.BackupError("%s holds no job_state; did slurmctld ever run with this StateSaveLocation?" % host.state_folder())
         logic.pack(CONF, parts[logic.CONFIG])
         argv = [*host.client("mariadb-dump"), "--single-transaction", "--quick", "--no-tablespaces", "--skip-triggers", host.database()]
-        with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as dump:
-            logic.compress(dump.stdout, parts[logic.DATABASE], go_on)
-            said = dump.stderr.read().decode(errors="replace").strip()
-        if dump.returncode != 0:
-            raise logic.BackupError("mariadb-dump failed: %s" % (said or "it ended with %d" % dump.returncode))
+        logic.dump(argv, parts[logic.DATABASE], go_on)
     finally:
         if not pause:
             go_on()
@@ -225,15 +221,7 @@ def load(host):
     beside = host.database() + "_restore"
     host.sql("DROP DATABASE IF EXISTS `%s`; CREATE DATABASE `%s`" % (beside, beside))
     try:
-        with subprocess.Popen([*host.client("mariadb"), beside], stdin=subprocess.PIPE, stderr=subprocess.PIPE) as client:
-            try:
-                logic.decompress(os.path.join(host.folder, logic.DATABASE), client.stdin)
-                client.stdin.close()
-            except BrokenPipeError:
-                pass
-            said = client.stderr.read().decode(errors="replace").strip()
-        if client.returncode != 0:
-            raise logic.BackupError("MariaDB refused the dump, nothing was replaced: %s" % said)
+        logic.load([*host.client("mariadb"), beside], os.path.join(host.folder, logic.DATABASE))
     except BaseException:
         host.sql("DROP DATABASE IF EXISTS `%s`" % beside)
         raise

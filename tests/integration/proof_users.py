@@ -51,7 +51,8 @@ class Fleet:
         self.state = state_dir(NAME, self.env)
 
     def play(self, playbook: str, *extra: str, **variables: object) -> subprocess.CompletedProcess:
-        options = ["-i", str(self.inventory), "-e", f"@{SCENARIO}/directory.yml", "-e", json.dumps({"muster_fleet": NAME, **variables})]
+        directory = f"@{SCENARIO}/vars/directory.yml"
+        options = ["-i", str(self.inventory), "-e", directory, "-e", json.dumps({"muster_fleet": NAME, **variables})]
         done = typed([".venv/bin/ansible-playbook", playbook, *options, *extra], self.env, timeout=900)
         with (self.folder / "output.txt").open("a") as output:
             output.write(done.stdout)

@@ -1,4 +1,3 @@
-#!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
 """Ask the LDAP servers of an sssd.conf what SSSD will need of them: TLS that its CA vouches for, the bind, and the base.
 

@@ -1,3 +1,4 @@
+# shellcheck shell=sh disable=SC2086 # the words of a list
 # Written by Muster (role users): are the names and UIDs of the members of the groups in $1 those of somebody on this node?
 members=$(getent -s sss group $1 | cut -d: -f4 | tr , '\n' | sort -u)
 [ -z "$members" ] || getent -s sss passwd $members | awk -F: '

@@ -42,7 +42,7 @@ def test_nothing_of_the_directory_is_read_without_tls_and_its_ca(host):
     host.check_output(fresh)
     try:
         assert host.run("getent passwd ada").rc == 2
-        refused = host.run("/usr/lib/muster/ldap-probe.py /etc/sssd/sssd.conf")
+        refused = host.run("python3 /usr/lib/muster/ldap-probe.py /etc/sssd/sssd.conf")
         assert "directory server ldaps://login-1 has a certificate that is not trusted" in refused.stderr
     finally:
         host.check_output(f"cp -p /run/ca.right /etc/muster/directory-ca.pem; {fresh}")
@@ -55,11 +55,11 @@ def test_the_cache_answers_while_the_directory_is_down(host):
     try:
         assert host.check_output("id -u ada") == "20001"
         assert host.check_output(LOGIN.format(user="ada", word="ada-password")).split()[-1] == "ada"
-        refused = host.run("/usr/lib/muster/ldap-probe.py /etc/sssd/sssd.conf")
+        refused = host.run("python3 /usr/lib/muster/ldap-probe.py /etc/sssd/sssd.conf")
         assert (refused.rc, refused.stderr.strip()) == (1, "directory server ldaps://login-1 cannot be reached (Connection refused)")
     finally:
         host.check_output("systemctl start test-directory")
-    assert host.check_output("/usr/lib/muster/ldap-probe.py /etc/sssd/sssd.conf") == "ldaps://login-1 answers"
+    assert host.check_output("python3 /usr/lib/muster/ldap-probe.py /etc/sssd/sssd.conf") == "ldaps://login-1 answers"
 
 
 def test_the_password_of_the_bind_is_closed(host):
