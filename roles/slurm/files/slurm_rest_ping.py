@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
 """Asks slurmrestd twice, with and without a token, and prints what it answered: `slurm_rest_ping.py LISTEN USER`, as root on a controller.

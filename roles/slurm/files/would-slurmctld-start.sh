@@ -44,6 +44,7 @@ tried=$!
 while kill -0 $tried 2>/dev/null; do
     if grep -q 'Running as primary controller' "$copy/.said"; then
         kill $tried
+        wait $tried # or it would write into the copy while that is thrown away
         echo 'slurmctld would start'
         exit 0
     fi

@@ -38,7 +38,7 @@ def test_nothing_of_the_directory_is_read_without_tls_and_its_ca(host):
     conf = host.file("/etc/sssd/sssd.conf").content_string.splitlines()
     assert {"ldap_tls_reqcert=demand", "ldap_id_use_start_tls=true", "access_provider=simple"} <= set(conf)
     host.check_output("cp /etc/muster/directory-ca.pem /run/ca.right; cp /etc/ssl/certs/ca-certificates.crt /etc/muster/directory-ca.pem")
-    fresh = "systemctl stop sssd; rm -f /var/lib/sss/db/*; systemctl start sssd"
+    fresh = "systemctl stop sssd; rm -f /var/lib/sss/db/* /var/lib/sss/mc/*; systemctl start sssd"
     host.check_output(fresh)
     try:
         assert host.run("getent passwd ada").rc == 2
