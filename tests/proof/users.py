@@ -2,7 +2,7 @@
 # Copyright: the Muster developers
 """Users of a real directory, OpenLDAP with TLS on the login node, on a fleet with Slurm: in, out, with the directory down, and refused.
 
-Takes five minutes, so it is a proof: `.venv/bin/pytest --engine tests/integration/proof_users.py`.
+Takes five minutes, so it is a proof: `.venv/bin/pytest --engine tests/proof/users.py`.
 """
 
 from __future__ import annotations
