@@ -34,7 +34,7 @@ ONE = {"name": "compute", "hosts": ["node-1"]}
         ),
         (
             {"slurm_users": [{"name": name, "uid": 2000, "account": "muster"} for name in ("muster", "ada")]},
-            "The UID 2000 is given to muster and ada; give each user one of its own.",
+            "Users muster and ada of slurm_users have one UID, 2000; give each a UID of its own.",
         ),
     ],
 )
