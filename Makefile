@@ -23,8 +23,8 @@ else
 test:
 	@tools/setup.sh --test
 	$(STAGE) lint 240 -- $(MAKE) --no-print-directory lint
-	$(STAGE) unit 360 -- $(MAKE) --no-print-directory unit
-	$(STAGE) fleet 1800 -- $(BIN)/pytest --engine --ignore=tests/unit tests
+	$(STAGE) unit 420 -- $(MAKE) --no-print-directory unit
+	$(STAGE) fleet 2100 -- $(BIN)/pytest --engine --ignore=tests/unit tests
 	$(STAGE) proofs 10 -- $(BIN)/python tests/proofs.py check
 endif
 
