@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""Proof on a fleet of its own: two controllers, a database elsewhere behind TLS, slurmrestd. Run by hand: `.venv/bin/pytest --engine tests/proof/slurm_services.py`."""
+"""Proof on a fleet of its own: two controllers, a database elsewhere behind TLS, slurmrestd.
+
+Run by hand: `.venv/bin/pytest --engine tests/proof/slurm_services.py`.
+"""
 
 from __future__ import annotations
 
