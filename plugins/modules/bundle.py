@@ -70,7 +70,7 @@ EXAMPLES = r"""
 - name: Collect
   muster.fleet.bundle:
     state: collected
-    path: /root/node.tar.gz
+    path: /run/muster-bundle/node.tar.gz
 """
 
 RETURN = r"""

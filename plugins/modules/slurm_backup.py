@@ -53,12 +53,12 @@ EXAMPLES = r"""
 - name: Back up
   muster.fleet.slurm_backup:
     state: created
-    path: /root/slurm.tar
+    path: /var/backups/slurm.tar
 
 - name: Put it back
   muster.fleet.slurm_backup:
     state: restored
-    path: /root/slurm.tar
+    path: /var/backups/slurm.tar
     cluster: trainium
 """
 

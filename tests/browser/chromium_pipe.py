@@ -14,11 +14,17 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 PACKAGE = "chromium"
 
 
 def find() -> str | None:
     return next((path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None)
+
+
+# CI has installed one: there a missing browser is an error, not a test less.
+needed = pytest.mark.skipif(find() is None and "CI" not in os.environ, reason=f"needs a browser: install the package {PACKAGE}")
 
 
 class Chromium:

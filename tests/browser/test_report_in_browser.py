@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,9 +17,7 @@ from ansible_collections.muster.fleet.plugins.module_utils.report import write_r
 SAMPLE = Path(__file__).parents[1] / "fixtures" / "run" / "local" / "20261121T105130Z"
 PROGRAM = chromium_pipe.find()
 
-# CI has installed one: there a missing browser is an error, not a test less.
-MISSING = PROGRAM is None and "CI" not in os.environ
-pytestmark = pytest.mark.skipif(MISSING, reason=f"needs a browser: install the package {chromium_pipe.PACKAGE}")
+pytestmark = chromium_pipe.needed
 
 MEASURE = """(() => {
   const shown = element => { const box = element.getBoundingClientRect(); return box.width > 0 && box.height > 0; };

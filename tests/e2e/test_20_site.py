@@ -133,7 +133,7 @@ def test_second_run_is_short(fleet: Fleet, second: subprocess.CompletedProcess) 
     assert 10 <= len([task for task in tasks if not INCLUDES.search(task["action"])]) <= CONFIGURE_TASKS
 
 
-@pytest.mark.skipif(chromium_pipe.find() is None, reason=f"needs a browser: install the package {chromium_pipe.PACKAGE}")
+@chromium_pipe.needed
 @pytest.mark.parametrize("width", [1280, 400])
 def test_report_reads_well_in_a_browser(fleet: Fleet, tmp_path, width: int) -> None:
     browser = chromium_pipe.Chromium(chromium_pipe.find(), tmp_path)

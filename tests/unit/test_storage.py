@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 
@@ -26,7 +27,9 @@ def test_mount_unit(path: str) -> None:
     assert mount_unit(path) == UNITS[path]
 
 
-@pytest.mark.skipif(shutil.which("systemd-escape") is None, reason="needs systemd-escape: install the package systemd")
+@pytest.mark.skipif(
+    shutil.which("systemd-escape") is None and "CI" not in os.environ, reason="needs systemd-escape: install the package systemd"
+)
 @pytest.mark.parametrize("path", UNITS)
 def test_mount_unit_is_that_of_systemd(path: str) -> None:
     done = subprocess.run(["systemd-escape", "--path", "--suffix=mount", path], capture_output=True, text=True, check=True)
