@@ -104,15 +104,6 @@ def accounting(config, qos, accounts, users, partitions):
                 message = "The user %s has an association in the partition %s, which slurm_partitions does not have; %s"
                 known = [partition["name"] for partition in partitions]
                 found.append(message % (user["name"], link["partition"], nearest(link["partition"], known)))
-    uids: dict = {}
-    for user in users:
-        if user.get("uid") is not None:
-            uids.setdefault(int(user["uid"]), []).append(user["name"])
-    found += [
-        "The UID %d is given to %s; give each user one of its own." % (uid, " and ".join(same))
-        for uid, same in uids.items()
-        if len(same) > 1
-    ]
     if not found:
         try:
             order(accounts)

@@ -93,7 +93,7 @@ EXAMPLES = r"""
     floors:
       - {min_size: 8589934592, busbw: 430}
   register: result
-  failed_when: false
+  failed_when: false # whoever reads result.verdict decides
 """
 
 RETURN = r"""

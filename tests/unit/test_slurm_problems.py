@@ -113,7 +113,6 @@ def test_what_can_be(data):
             {"users": [user(associations=[{"account": "muster", "partition": "mian"}])]},
             "The user ada has an association in the partition mian, which slurm_partitions does not have; did you mean main?",
         ),
-        ({"users": [user(), user("eve")]}, "The UID 2001 is given to ada and eve; give each user one of its own."),
         ({"users": [user(), user(uid=2002)]}, "The user ada is there twice; leave one of them in slurm_users."),
         (
             with_gpus(),

@@ -18,13 +18,13 @@ def serves(host):
 @pytest.fixture
 def server(serves):
     if not serves:
-        pytest.skip("a client")
+        pytest.skip("of the server, and this node is a client")
 
 
 @pytest.fixture
 def client(serves):
     if serves:
-        pytest.skip("the server")
+        pytest.skip("of a client, and this node is the server")
 
 
 @pytest.fixture
