@@ -26,7 +26,7 @@ NAME = "e2e"
 
 
 class Fleet:
-    """The fleet `name` with nodes controller-1, compute-1, compute-2 and login-1.
+    """A fleet; without `name` and `inventory` the one with nodes controller-1, compute-1, compute-2 and login-1.
 
     first: how its first site.yml ended; first_run: its run folder; settings: the machine's kernel settings before that;
     runs: the folder of its run folders.
@@ -35,18 +35,19 @@ class Fleet:
     first: subprocess.CompletedProcess
     first_run: Path
 
-    def __init__(self, folder: Path) -> None:
-        self.name = NAME
+    def __init__(self, folder: Path, name: str = NAME, inventory: Path = INVENTORY) -> None:
+        self.name = name
+        self.inventory = inventory
         self.folder = folder
-        self.runs = folder / "runs" / NAME
+        self.runs = folder / "runs" / name
         # State in a place of its own; the caches are the user's. PWD is where run folders go: the commands are typed in the checkout.
         self.env = {**os.environ, "XDG_STATE_HOME": str(folder / "state"), "PWD": str(folder)}
-        self.state_dir = state_dir(NAME, self.env)
+        self.state_dir = state_dir(name, self.env)
         self.settings = kernel_settings()
         self.begun: list[subprocess.Popen] = []
 
     def command(self, playbook: str, *extra: str) -> list[str]:
-        return [".venv/bin/ansible-playbook", playbook, "-i", str(INVENTORY), "-e", f"muster_fleet={NAME}", *extra]
+        return [".venv/bin/ansible-playbook", playbook, "-i", str(self.inventory), "-e", f"muster_fleet={self.name}", *extra]
 
     def run(self, playbook: str, *extra: str, timeout: float = 900) -> subprocess.CompletedProcess:
         """A playbook from its start to its end; `stdout` has all of its output, which is kept in the folder as well."""
@@ -113,7 +114,7 @@ class Fleet:
 
     def containers(self) -> Containers:
         """The containers themselves, for what a user cannot type."""
-        return Containers(NAME, find_engine(), self.state_dir, cache_dir(self.env))
+        return Containers(self.name, find_engine(), self.state_dir, cache_dir(self.env))
 
     def kill(self, *nodes: str) -> None:
         """Take the power from nodes; from all of them when none is named."""
