@@ -3,7 +3,8 @@
 """Slow tests that are run by hand, and the record that they were.
 
 tests/proofs.json holds a list of proofs: `name`, `inputs` (globs below the checkout, as git understands them), `command` (argv), and what
-the last run left: `inputs_sha256`, `date`, `seconds`, `result` (passed or failed).
+the last run left: `inputs_sha256`, `date`, `seconds`, `result` (passed, failed, or not_run when its command ended with 75, which says that
+something it needs cannot be had here, such as an archive).
 
     proofs.py run [NAME…]   runs those whose inputs changed or that did not pass, or the named ones
     proofs.py check         exits 1 and names the proofs that would be run
@@ -22,6 +23,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 RECORD = ROOT / "tests/proofs.json"
+NOT_RUN = 75  # EX_TEMPFAIL of sysexits.h
 
 
 def inputs_sha256(inputs: list[str], root: Path) -> str:
@@ -45,6 +47,8 @@ def why_stale(proof: dict[str, Any], now: str) -> str:
         return "was never run"
     if proof["inputs_sha256"] != now:
         return f"is older than its inputs, run on {proof['date']}"
+    if proof["result"] == "not_run":
+        return f"could not be run on {proof['date']}"
     if proof["result"] != "passed":
         return f"failed on {proof['date']}"
     return ""
@@ -59,7 +63,7 @@ def run(proof: dict[str, Any], root: Path) -> None:
     proof["inputs_sha256"] = now
     proof["date"] = time.strftime("%Y-%m-%d", time.gmtime(started))
     proof["seconds"] = round(time.time() - started)
-    proof["result"] = "failed" if code else "passed"
+    proof["result"] = {0: "passed", NOT_RUN: "not_run"}.get(code, "failed")
 
 
 def main(argv: list[str], record: Path = RECORD, root: Path = ROOT) -> int:

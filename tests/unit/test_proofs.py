@@ -54,6 +54,16 @@ def test_a_proof_holds_until_an_input_changes(checkout: Path, capsys: pytest.Cap
     assert "is older than its inputs" in capsys.readouterr().out
 
 
+def test_a_proof_that_could_not_be_run_does_not_hold(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    document = json.loads((checkout / "proofs.json").read_text())
+    document["proofs"][0]["command"] = ["sh", "-c", "exit 75"]
+    (checkout / "proofs.json").write_text(json.dumps(document))
+    assert call(checkout, "run") == 1
+    assert record(checkout)["result"] == "not_run"
+    assert call(checkout, "check") == 1
+    assert "proof slurm could not be run on" in capsys.readouterr().out
+
+
 def test_a_failed_proof_is_recorded_and_does_not_hold(checkout: Path) -> None:
     (checkout / "broken").touch()
     assert call(checkout, "run") == 1
