@@ -1,4 +1,4 @@
-#!/bin/bash
+#!/usr/bin/env bash
 # Written by Muster (role slurm). Builds Slurm from its tarball into an archive that is unpacked below /opt/slurm on every node:
 #   build-slurm.sh TARBALL VERSION ID OUTPUT [OPTION OF CONFIGURE ...]
 # In the archive: VERSION/ with .muster-build (ID), .muster-files (checksums of all files) and .muster-packages (whose libraries it loads).
