@@ -61,6 +61,7 @@ def test_hosts_are_known_before_the_fleet_is_up(inventory, tmp_path: Path) -> No
     assert values["ansible_ssh_private_key_file"] == f"{tmp_path}/state/muster/local/ssh/id_ed25519"
     assert f"UserKnownHostsFile={tmp_path}/state/muster/local/ssh/known_hosts" in values["ansible_ssh_common_args"]
     assert "StrictHostKeyChecking" not in values["ansible_ssh_common_args"]
+    assert (values["ansible_user"], values["ansible_become"]) == ("root", False)
     assert (values["muster_fleet"], values["muster_local"]["compute"], values["muster_local_engine"]) == ("local", 3, None)
 
 
