@@ -11,9 +11,10 @@
     accelerator ("nvidia"|"neuron"), gpu_model, gpu_arch ("volta"..., "" for neuron), compute_capability, gpu_pci (devices of vendor 10de)
     gpus (or Neuron devices), neuron_cores, gpu_memory_mib and gpu_memory_gib (of one), gpu_memory_total_gib
     peak_flops {dtype: dense TFLOP/s of one}
-    nvlink (GB/s of one GPU in both directions, 0 without), nvlinks, nvswitch (the host runs the fabric manager), nvlink_domain (GPUs joined)
+    nvlink (GB/s of one GPU in both directions, 0 without), nvlinks, nvswitch (the host runs the fabric manager), nvlink_domain (GPUs)
     efa (generation, 0 without), efa_cards (EFA interfaces to attach), efa_gbps (of these), rdma (""|"read"|"read+write"), gpudirect_rdma
-    network_cards [{card, max_interfaces, efa, gbps}], interfaces [{card, device, type}] as AWS recommends: "interface" (ENA) or "efa-only"
+    network_cards [{card, max_interfaces, efa, gbps}]
+    interfaces [{card, device, type}] as AWS recommends: type "interface" (ENA) or "efa-only"
     full_speed_bytes, busbw [{nodes, collective, bytes, gbps, source, date, stack}]
 """
 
@@ -205,7 +206,11 @@ def nccl_expectation(name, nodes, collective, size):
     Two and three nodes may exceed what a ring can do: a tree sends each byte through the network once.
     """
     have = instance_type(name)
-    nodes, size = count(nodes), int(size)
+    nodes = count(nodes)
+    try:
+        size = int(size)
+    except (TypeError, ValueError):
+        raise CatalogueError("%r is no size of a message; give it in bytes." % (size,)) from None
     if collective != "all_reduce" or have["accelerator"] != "nvidia":
         return None
     ranks = nodes * have["gpus"]
