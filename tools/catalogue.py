@@ -191,8 +191,7 @@ def runs(numbers: list[int]) -> list[list[int]]:
 
 
 def python(types: dict[str, Any], kept: dict[str, Any]) -> str:
-    accelerators = {name: {key: value for key, value in each.items() if key != "names"} for name, each in kept["accelerators"].items()}
-    text = f"{HEAD}TYPES = {types!r}\nACCELERATORS = {accelerators!r}\nBUSBW = {kept['busbw']!r}\n"
+    text = f"{HEAD}TYPES = {types!r}\nACCELERATORS = {kept['accelerators']!r}\nBUSBW = {kept['busbw']!r}\n"
     ruff = [sys.executable, "-m", "ruff", "format", "--quiet", "--stdin-filename", "catalogue_data.py", "-"]
     return subprocess.run(ruff, input=text, capture_output=True, text=True, check=True, cwd=ROOT).stdout
 

@@ -21,6 +21,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 
 from ansible_collections.muster.fleet.plugins.module_utils.catalogue_data import ACCELERATORS, BUSBW, TYPES
 
@@ -69,6 +70,14 @@ def instance_type(name):
     out["interfaces"] += [{"card": card, "device": 0 if card else 1, "type": "efa-only"} for card in attach]
     out["busbw"] = [{key: value for key, value in point.items() if key != "type"} for point in BUSBW if point["type"] == plain]
     return out
+
+
+def model_of(device):
+    """The catalogue's model of a GPU by the driver's name for it, such as `NVIDIA H100 80GB HBM3`; empty when it has none."""
+    for model, each in ACCELERATORS.items():
+        if any(re.search(r"\b%s\b" % re.escape(name), device) for name in each["names"]):
+            return model
+    return ""
 
 
 def names():

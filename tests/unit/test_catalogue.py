@@ -170,6 +170,7 @@ def test_a_device_is_found_by_the_drivers_name(driver_says, device):
     table = json.loads((ROOT / "trainer/devices.json").read_text())["devices"]
     found = [name for name, each in table.items() if any(re.search(rf"\b{re.escape(word)}\b", driver_says) for word in each["names"])]
     assert found == ([device] if device else [])
+    assert catalogue.model_of(driver_says) == (device or "")
 
 
 @pytest.mark.parametrize("name", catalogue.names())
