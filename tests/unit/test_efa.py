@@ -67,6 +67,10 @@ def test_recorded_fi_info():
     # Without -t it prints the datagram endpoints as well, and newer ones a second fabric.
     more = P4DE.replace("-rdm", "-dgrm").replace("FI_EP_RDM", "FI_EP_DGRAM") + P4DE.replace("fabric: efa", "fabric: efa-direct") + P4DE
     assert efa.domains(efa.parse_fi_info(more)) == NAMES
+    # A device for datagrams alone is none for NCCL.
+    last = P4DE.rindex("provider:")
+    fewer = P4DE[:last] + P4DE[last:].replace("FI_EP_RDM", "FI_EP_DGRAM").replace("-rdm", "-dgrm")
+    assert efa.domains(efa.parse_fi_info(fewer)) == [name for name in NAMES if name != "rdmap160s27"]
     assert efa.parse_fi_info("fi_getinfo: -61 (No data available)\n") == []
 
 
@@ -88,11 +92,13 @@ def test_a_healthy_host(p4de):
 
 
 def test_devices_of_the_nvlink_subnet_are_no_efa(tmp_path):
-    """A p6-b200.48xlarge shows ten devices of InfiniBand."""
+    """A p6-b200.48xlarge has devices of InfiniBand that are not EFA's."""
     for index in range(8):
         add(tmp_path, f"rdmap{index}s{index}0", device="0xefa3")
     add(tmp_path, "ibp1s81", vendor="0x15b3", device="0x101d")
-    add(tmp_path, "ibp1s82", vendor="0x15b3", device="0x101d")
+    # The number alone is not enough, and neither is Amazon.
+    add(tmp_path, "ibp1s82", vendor="0x15b3", device="0xefa1")
+    add(tmp_path, "ibp1s83", vendor="0x1d0f", device="0x101d")
     assert len(efa.devices(str(tmp_path))) == 8
 
 
