@@ -40,8 +40,9 @@ proofs: setup ## the slow tests whose inputs changed; tests/proofs.json keeps wh
 bench: setup ## ratios in one run, written to docs/performance.md
 	$(BIN)/python -m tests.bench
 
-docs: setup ## the variable tables of the roles' READMEs
+docs: setup ## what is generated: the variable tables of the roles' READMEs, the catalogue of instance types
 	$(BIN)/python tools/role_readmes.py
+	$(BIN)/python tools/catalogue.py
 
 lock: ## uv.lock and the hashed requirements from pyproject.toml (needs uv)
 	uv lock --quiet

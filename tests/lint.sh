@@ -20,6 +20,7 @@ check "mypy" mypy
 check "shellcheck" shellcheck "${scripts[@]}"
 check "changelog fragments" antsibull-changelog lint
 check "role READMEs (make docs)" python tools/role_readmes.py --check
+check "catalogue (make docs)" python tools/catalogue.py --check
 check "ansible-lint" ansible-lint -q --nocolor
 check "ansible-test sanity" tests/sanity/run.sh
 

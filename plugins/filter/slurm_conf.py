@@ -34,7 +34,7 @@ class FilterModule:
             "slurm_lines": lambda config: "\n".join(logic.lines(config)) + "\n",
             "slurm_script_files": logic.script_files,
             "slurm_hooks": clear(logic.hooks),
-            "slurm_gres": logic.gres_conf,
+            "slurm_gres": clear(logic.gres_conf),
             "slurm_topology": lambda topology, groups, form: {"conf": logic.topology_conf, "yaml": logic.topology_yaml}[form](
                 topology, groups
             ),

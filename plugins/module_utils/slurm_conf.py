@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from ansible_collections.muster.fleet.plugins.module_utils import catalogue
+
 # What `slurmd -C` prints and a node line needs; CPUs follows from the others, and UpTime is not hardware.
 HARDWARE_KEYS = ("Boards", "SocketsPerBoard", "CoresPerSocket", "ThreadsPerCore", "RealMemory")
 OMIT = "omit"
@@ -48,16 +50,56 @@ def on_a_line(keys):
     return " ".join(lines({key: ",".join(map(str, value)) if isinstance(value, (list, tuple)) else value for key, value in keys.items()}))
 
 
+def own_gres(group):
+    """Whether the site says what gres the nodes have."""
+    return any(key.lower() == "gres" for key in group.get("params") or {})
+
+
+def with_type(group):
+    """The node group with what the catalogue knows of its instance type; what the group says itself goes before that."""
+    name = group.get("instance_type")
+    if not name:
+        return group
+    try:
+        hardware, gres = catalogue.slurm_hardware(name), catalogue.slurm_gres(name)
+    except catalogue.CatalogueError as error:
+        message = "The node group %s (slurm_nodegroups) has an unknown instance_type. %s"
+        raise SlurmConfError(message % (group["name"], error)) from error
+    params = group.get("params") or {}
+    if gres and not own_gres(group):
+        params = {**params, "Gres": gres}
+    return {**group, "hardware": group.get("hardware") or hardware, "params": params}
+
+
+def gres_of_types(devices, groups):
+    """Lines as in slurm_gres for the GPUs of instance types, where no line of the site's is for them."""
+    out = []
+    for group in groups:
+        # An unknown type is refused here as it is for the node line.
+        typed = with_type(group) is not group and not own_gres(group)
+        line = catalogue.slurm_gres_line(group["instance_type"]) if typed else None
+        if line and not any(group["name"] in (device.get("nodegroups") or [group["name"]]) for device in devices):
+            out.append({"nodegroups": [group["name"]], "params": line})
+    return out
+
+
+def node_line(hosts, instance_type, memory_fraction=0.95):
+    """The NodeName line of these hosts if they are of this instance type."""
+    catalogue.instance_type(instance_type)
+    group = {"name": "these", "hosts": [hosts] if isinstance(hosts, str) else list(hosts), "instance_type": instance_type}
+    return node_lines([group], {}, memory_fraction)[0]
+
+
 def node_lines(groups, hardware, memory_fraction, own=None):
     """NodeName lines and one NodeSet line a node group; nodes that are alike share a line.
 
-    groups: [{name, hosts, hardware?, features?, params?}]. hardware: {group: {key: value}} as asked from a member.
+    groups: [{name, hosts, instance_type?, hardware?, features?, params?}]. hardware: {group: {key: value}} as asked from a member.
     own: {host: further keys of that node}.
     RealMemory of a member is scaled by memory_fraction, for what the system itself needs; a value in params stands as it is.
     """
     out: list = []
     owner: dict = {}
-    for group in groups:
+    for group in map(with_type, groups):
         name = group["name"]
         for host in group["hosts"]:
             node = host.split(".")[0]
@@ -114,16 +156,16 @@ def members(groups, names=None):
 
 
 def gres_conf(devices, groups):
-    """gres.conf as text. devices: [{nodegroups?, params}]; a line without node groups is for every node."""
-    out = ["# Written by Muster (role slurm); change slurm_gres instead."]
-    for line in devices:
+    """gres.conf as text, empty when it has no line. devices: [{nodegroups?, params}]; a line without node groups is for every node."""
+    out = ["# Written by Muster (role slurm); change slurm_gres or the instance_type in slurm_nodegroups instead."]
+    for line in [*devices, *gres_of_types(devices, groups)]:
         nodes = members(groups, line.get("nodegroups"))
         if nodes:
             where = {"NodeName": nodes} if line.get("nodegroups") else {}
             # YAML reads a bare off as false.
             params = {key: "off" if value is False else value for key, value in (line.get("params") or {}).items()}
             out.append(on_a_line({**where, **params}))
-    return "\n".join(out) + "\n"
+    return "\n".join(out) + "\n" if len(out) > 1 else ""
 
 
 def _topology_nodes(each, groups):

@@ -10,6 +10,7 @@ import re
 
 from ansible_collections.muster.fleet.plugins.module_utils.job import nearest
 from ansible_collections.muster.fleet.plugins.module_utils.slurm_accounting import SlurmAccountingError, associations, order, parent_of
+from ansible_collections.muster.fleet.plugins.module_utils.slurm_conf import SlurmConfError, gres_of_types, with_type
 
 
 def names_in(text):
@@ -191,6 +192,10 @@ def network(topology, nodegroups):
 
 def problems(config, *, nodegroups, partitions, qos, accounts, users, gres_lines=(), topology=None, job_container=None, scripts=()):
     """All sentences about the data of role slurm; none when it can be tried."""
+    try:
+        nodegroups, gres_lines = [with_type(group) for group in nodegroups], [*gres_lines, *gres_of_types(gres_lines, nodegroups)]
+    except SlurmConfError as error:
+        return [str(error)]
     found = groups(nodegroups, partitions) + gres(config, nodegroups, gres_lines) + accounting(config, qos, accounts, users, partitions)
     found += network(topology or {}, nodegroups) + known_keys("slurm_job_container", job_container, JOB_CONTAINER_KEYS)
     for script in scripts:

@@ -33,6 +33,10 @@ ONE = {"name": "compute", "hosts": ["node-1"]}
             "The node group compute has the gres gpu and no device for it: add a line to slurm_gres with AutoDetect",
         ),
         (
+            {"slurm_nodegroups": [{**ONE, "instance_type": "p5.48xlage"}]},
+            "The catalogue has no instance type p5.48xlage; the nearest are p5.48xlarge, p5e.48xlarge, p5.4xlarge.",
+        ),
+        (
             {"slurm_users": [{"name": name, "uid": 2000, "account": "muster"} for name in ("muster", "ada")]},
             "Users muster and ada of slurm_users have one UID, 2000; give each a UID of its own.",
         ),

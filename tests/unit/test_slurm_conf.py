@@ -208,3 +208,54 @@ def test_scripts_of_the_site():
         logic.hooks(scripts, defaults, "/etc/slurm/")
     with pytest.raises(logic.SlurmConfError, match="two scripts for TaskProlog"):
         logic.hooks([scripts[1], scripts[1]], defaults, "")
+
+
+P5 = "Boards=1 CoresPerSocket=48 RealMemory=2097152 SocketsPerBoard=2 ThreadsPerCore=2"
+
+
+@pytest.mark.parametrize(
+    ("more", "line"),
+    [
+        ({}, f"{P5} Gres=gpu:h100:8"),
+        ({"params": {"Weight": 10}}, f"{P5} Weight=10 Gres=gpu:h100:8"),
+        # What the group says itself goes before the catalogue.
+        ({"params": {"gres": "gpu:4"}}, f"{P5} gres=gpu:4"),
+        ({"params": {"Gres": "omit"}}, P5),
+        ({"params": {"ThreadsPerCore": 1}}, P5.replace("ThreadsPerCore=2", "Gres=gpu:h100:8 ThreadsPerCore=1")),
+        ({"hardware": HARDWARE}, f"{LINE} Gres=gpu:h100:8"),
+    ],
+)
+def test_a_node_line_from_the_instance_type(more, line):
+    # Nothing was asked from a member, and what was is not used.
+    written = nodes(group(instance_type="p5.48xlarge", **more), hardware={"compute": {"RealMemory": "1"}})[0]
+    assert sorted(written.split()) == sorted(f"NodeName=compute-1,compute-2 {line}".split())
+
+
+@pytest.mark.parametrize(
+    ("instance_type", "params", "devices", "lines"),
+    [
+        ("p5.48xlarge", {}, [], ["NodeName=compute-1,compute-2 Name=gpu Type=h100 File=/dev/nvidia[0-7]"]),
+        ("g7e.2xlarge", {}, [], ["NodeName=compute-1,compute-2 Name=gpu Type=rtx_pro_6000 File=/dev/nvidia0"]),
+        ("trn2.48xlarge", {}, [], []),
+        # The site's own lines and its own Gres stand alone.
+        ("p5.48xlarge", {}, [{"params": {"AutoDetect": "nvml"}}], ["AutoDetect=nvml"]),
+        (
+            "p5.48xlarge",
+            {},
+            [{"nodegroups": ["other"], "params": {"AutoDetect": "nvml"}}],
+            ["NodeName=compute-1,compute-2 Name=gpu Type=h100 File=/dev/nvidia[0-7]"],
+        ),
+        ("p5.48xlarge", {"Gres": "gpu:8"}, [], []),
+    ],
+)
+def test_gres_conf_from_the_instance_type(instance_type, params, devices, lines):
+    text = logic.gres_conf(devices, [group(instance_type=instance_type, params=params)])
+    assert text.splitlines()[1:] == lines
+    assert bool(text) == bool(lines)
+
+
+def test_an_unknown_instance_type_of_a_node_group():
+    says = "The node group compute .slurm_nodegroups. has an unknown instance_type. The catalogue has no instance type p5.48; the nearest "
+    for ask in (lambda: nodes(group(instance_type="p5.48")), lambda: logic.gres_conf([], [group(instance_type="p5.48")])):
+        with pytest.raises(logic.SlurmConfError, match=says):
+            ask()

@@ -11,6 +11,7 @@ from ansible_collections.muster.fleet.plugins.filter.slurm_conf import FilterMod
 CONFIG = {"AccountingStorageType": "accounting_storage/slurmdbd", "GresTypes": "gpu"}
 NONE = {"AccountingStorageType": "accounting_storage/none"}
 GPUS = {"name": "gpu", "hosts": ["g1", "g2"], "params": {"Gres": "gpu:h100:8"}}
+TYPED = {"name": "gpu", "hosts": ["g1", "g2"], "instance_type": "p5.48xlarge"}
 DATA = {
     "nodegroups": [{"name": "compute", "hosts": ["c1", "c2"]}],
     "partitions": [{"name": "main", "nodegroups": ["compute"], "params": {"Default": "YES"}}],
@@ -158,3 +159,14 @@ def test_what_can_be(data):
 )
 def test_what_cannot_be(data, sentence):
     assert told(**data) == [sentence]
+
+
+def test_an_instance_type_brings_its_gres_and_their_devices():
+    assert told(nodegroups=[*DATA["nodegroups"], TYPED]) == []
+    assert told({**CONFIG, "GresTypes": "shard"}, nodegroups=[*DATA["nodegroups"], TYPED]) == [
+        "The node group gpu has the gres gpu, which is not in GresTypes; add it to slurm_config."
+    ]
+    assert told(nodegroups=[*DATA["nodegroups"], {**TYPED, "instance_type": "p5.48xlage"}]) == [
+        "The node group gpu (slurm_nodegroups) has an unknown instance_type. The catalogue has no instance type p5.48xlage; "
+        "the nearest are p5.48xlarge, p5e.48xlarge, p5.4xlarge."
+    ]

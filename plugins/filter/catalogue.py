@@ -1,0 +1,35 @@
+# Copyright: the Muster developers
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+from __future__ import annotations
+
+from ansible.errors import AnsibleFilterError
+
+from ansible_collections.muster.fleet.plugins.module_utils import catalogue as logic
+from ansible_collections.muster.fleet.plugins.module_utils import slurm_conf
+
+
+def clear(function):
+    """Turn the logic's one sentence into the error that Ansible shows."""
+
+    def wrapped(*args, **kwargs):
+        try:
+            return function(*args, **kwargs)
+        except (logic.CatalogueError, slurm_conf.SlurmConfError) as error:
+            raise AnsibleFilterError(str(error)) from error
+
+    return wrapped
+
+
+class FilterModule:
+    """What derives from the catalogue of instance types."""
+
+    def filters(self):
+        return {
+            "instance_type": clear(logic.instance_type),
+            "ec2_interfaces": clear(logic.ec2_interfaces),
+            "slurm_node_line": clear(slurm_conf.node_line),
+            "k8s_resources": clear(logic.k8s_resources),
+            "batch_resources": clear(logic.batch_resources),
+            "nccl_expectation": clear(logic.nccl_expectation),
+        }

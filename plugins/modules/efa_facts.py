@@ -1,0 +1,117 @@
+#!/usr/bin/python
+# Copyright: the Muster developers
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: efa_facts
+short_description: The EFA devices of a host, and how they differ from its instance type
+version_added: 0.1.0
+description:
+  - Reads C(/sys/class/infiniband), C(fi_info -p efa), the version of the kernel's module and the record of the EFA installer.
+  - Which network card a device is on is in the metadata of the instance alone. It is asked only where there is an EFA device.
+  - A host without EFA has none, which is no error; RV(ignore:reason) says so.
+author:
+  - The Muster developers (@muster-fleet)
+options:
+  instance_type:
+    description: The type that the host should be, from the catalogue.
+    type: str
+  metadata_url:
+    description: Where the instance's metadata are; empty not to ask.
+    type: str
+    default: http://169.254.169.254
+attributes:
+  check_mode:
+    description: Reads only.
+    support: full
+  diff_mode:
+    description: There is nothing to show.
+    support: none
+"""
+
+EXAMPLES = r"""
+- name: verify | Read the EFA devices
+  muster.fleet.efa_facts:
+    instance_type: p5.48xlarge
+  register: efa
+"""
+
+RETURN = r"""
+ansible_facts:
+  description: The same dictionary as RV(efa), as the fact C(muster_efa).
+  returned: success
+  type: dict
+efa:
+  description:
+    - C(count), C(provider), C(fabrics), C(domains), C(versions) of driver, installer and libfabric.
+    - For each of C(devices) its name, PCI device and address, port state, MAC address, peer-to-peer provider and network card.
+  returned: success
+  type: dict
+problems:
+  description: Sentences that name what was expected and what was found; none when all is as the type should be.
+  returned: success
+  type: list
+  elements: str
+reason:
+  description: Why there is nothing to read, empty when there is.
+  returned: success
+  type: str
+"""
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.urls import open_url
+
+from ansible_collections.muster.fleet.plugins.module_utils import catalogue, efa
+
+PLACES = ["/opt/amazon/efa/bin"]
+
+
+def network_cards(url, macs):
+    """{MAC address: network card} from the instance's metadata; without those that it does not know."""
+    cards = {}
+    try:
+        headers = {"X-aws-ec2-metadata-token-ttl-seconds": "60"}
+        token = open_url(url + "/latest/api/token", method="PUT", headers=headers, timeout=2, use_proxy=False).read().decode()
+    except (OSError, ValueError):
+        return cards
+    for mac in macs:
+        path = "%s/latest/meta-data/network/interfaces/macs/%s/network-card" % (url, mac)
+        try:
+            text = open_url(path, headers={"X-aws-ec2-metadata-token": token}, timeout=2, use_proxy=False).read().decode()
+            cards[mac] = int(text)
+        except (OSError, ValueError):
+            continue
+    return cards
+
+
+def main():
+    module = AnsibleModule(
+        argument_spec={"instance_type": {"type": "str"}, "metadata_url": {"type": "str", "default": "http://169.254.169.254"}},
+        supports_check_mode=True,
+    )
+    try:
+        have = catalogue.instance_type(module.params["instance_type"]) if module.params["instance_type"] else None
+    except catalogue.CatalogueError as error:
+        module.fail_json(msg=str(error))
+    devices = efa.devices()
+    macs = [device["mac"] for device in devices if device["mac"]]
+    if macs and module.params["metadata_url"]:
+        devices = efa.with_cards(devices, network_cards(module.params["metadata_url"].rstrip("/"), macs))
+    infos, said = None, ""
+    tool = module.get_bin_path("fi_info", opt_dirs=PLACES)
+    if tool:
+        rc, out, err = module.run_command([tool, "-p", "efa"])
+        # It fails with "No data available" where there is no device.
+        infos = efa.parse_fi_info(out) if rc == 0 else []
+        rc, said, err = module.run_command([tool, "--version"])
+    found = efa.facts(devices, infos, efa.versions(fi_info=said))
+    reason = "" if devices else "This host has no EFA device in /sys/class/infiniband."
+    if devices and not tool:
+        reason = "This host has no fi_info, so libfabric was not asked."
+    module.exit_json(changed=False, ansible_facts={"muster_efa": found}, efa=found, problems=efa.problems(found, have), reason=reason)
+
+
+if __name__ == "__main__":
+    main()
