@@ -1,0 +1,35 @@
+# Copyright: the Muster developers
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+from __future__ import annotations
+
+from ansible.errors import AnsibleFilterError
+
+from ansible_collections.muster.fleet.plugins.module_utils import stack as logic
+from ansible_collections.muster.fleet.plugins.plugin_utils import stack_files
+
+
+def stack_source(stack, component, system, arch, mirror=""):
+    """Where the component comes from, or the sentence that says why not."""
+    said = logic.refusal(stack, component, system, arch)
+    if said:
+        raise AnsibleFilterError(said)
+    return logic.redirected(logic.source_of(stack, component, system, arch), mirror)
+
+
+def stack_faults(names):
+    """One sentence for each name that is no stack."""
+    said = []
+    for name in dict.fromkeys(names):
+        try:
+            stack_files.load(name)
+        except logic.StackError as error:
+            said.append(str(error))
+    return said
+
+
+class FilterModule:
+    """Filters of the stack document."""
+
+    def filters(self):
+        return {"stack_source": stack_source, "stack_faults": stack_faults}
