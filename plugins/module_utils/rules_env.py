@@ -19,9 +19,7 @@ def algo_segv(case):
     return case.at_least(("aws_ofi_nccl", "1.20.0"))
 
 
-@rule(
-    "no-silent-tcp", "env", reason="a plugin that does not load only slows the job, by three quarters or more", source="NCCL 2.30.7, net.cc"
-)
+@rule("no-silent-tcp", "env", reason="a plugin that does not load slows the job and says nothing", source="NCCL 2.30.7, net.cc")
 def no_silent_tcp(case):
     if not (case.nvidia and case.type("efa")) or case.nodes < 2 or not case.component("aws_ofi_nccl"):
         return None

@@ -54,4 +54,22 @@ def sentence(each):
     return "%s, because %s (rule %s)." % (each["says"], each["reason"], each["rule"])
 
 
-__all__ = ["RULES", "SCOPES", "WORST_FIRST", "Case", "judge", "sentence", "verdict"]
+def explain(result):
+    """Lines for a person of {stack, instance_type, system, verdict, rules, stacks_that_work?}: the worst first, what passed as a number."""
+    by_verdict = {each: [rule for rule in result["rules"] if rule["verdict"] == each] for each in WORST_FIRST}
+    what = {"passed": "works", "warned": "works, with warnings,", "refused": "does not work"}[result["verdict"]]
+    where = " on " + result["system"] if result["system"] else ""
+    lines = ["%s %s with stack %s%s." % (result["instance_type"], what, result["stack"], where)]
+    lines += ["  %s: %s" % (each, sentence(rule)) for each in ("refused", "warned") for rule in by_verdict[each]]
+    for rule in by_verdict["refused"] + by_verdict["warned"]:
+        lines += [
+            "  would work: %s %s (rule %s; %s)." % (name, works, rule["rule"], rule["source"]) for name, works in rule["works"].items()
+        ]
+    lines += ["  not run: %s, because %s." % (rule["rule"], rule["says"]) for rule in by_verdict["not_run"]]
+    if result.get("stacks_that_work"):
+        lines.append("  Stacks with which it works: %s." % ", ".join(result["stacks_that_work"]))
+    lines.append("  %d rules passed, %d do not apply." % (len(by_verdict["passed"]), len(by_verdict["not_applicable"])))
+    return lines
+
+
+__all__ = ["RULES", "SCOPES", "WORST_FIRST", "Case", "explain", "judge", "sentence", "verdict"]
