@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from ansible.errors import AnsibleFilterError
 
+from ansible_collections.muster.fleet.plugins.module_utils import catalogue
+from ansible_collections.muster.fleet.plugins.module_utils import nccl_env as environment
 from ansible_collections.muster.fleet.plugins.module_utils import stack as logic
 from ansible_collections.muster.fleet.plugins.plugin_utils import stack_files
 
@@ -28,8 +30,16 @@ def stack_faults(names):
     return said
 
 
+def nccl_env(kind, stack):
+    """The variables of a type, by its name or whole."""
+    try:
+        return environment.nccl_env(catalogue.instance_type(kind) if isinstance(kind, str) else kind, stack)
+    except catalogue.CatalogueError as error:
+        raise AnsibleFilterError(str(error)) from error
+
+
 class FilterModule:
     """Filters of the stack document."""
 
     def filters(self):
-        return {"stack_source": stack_source, "stack_faults": stack_faults}
+        return {"stack_source": stack_source, "stack_faults": stack_faults, "nccl_env": nccl_env}
