@@ -1,5 +1,5 @@
 # Each target is one line of tools you know; nothing here cannot be typed by hand after `make setup`.
-.PHONY: setup site down bundle test lint unit proofs bench docs lock
+.PHONY: setup site down bundle test lint unit proofs bench docs stack-sums mirror lock
 .NOTPARALLEL:
 BIN := .venv/bin
 STAGE := tools/stage.sh
