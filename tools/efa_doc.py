@@ -31,8 +31,8 @@ Every launcher takes its variables from one place, the filter `nccl_env(type, st
 env: "{{ 'p5.48xlarge' | muster.fleet.nccl_env(muster_stack) | items2dict('name', 'value') }}"
 ```
 
-What the plugin sets by itself (`NCCL_BUFFSIZE`, `NCCL_TOPO_FILE`, the tuner and others, by type) is not in it: another value would defeat
-it. A plugin that does not load is one line in NCCL's log and costs a quarter of the speed or more, so `NCCL_NET` names the transport:
+What the plugin sets by itself (`NCCL_BUFFSIZE`, `NCCL_TOPO_FILE`, the tuner and others) is not in it: another value would
+defeat it. A plugin that does not load is one line in NCCL's log and costs a quarter of the speed or more, so `NCCL_NET` names the transport:
 without it the job ends.
 """
 LINT = """
@@ -41,10 +41,10 @@ LINT = """
 The module `stack_check` with `scopes: [env]` says it, or by hand:
 
 ```sh
-ansible-playbook playbooks/stack_explain.yml -e '{"muster_explain": {"types": ["p5.48xlarge"], "env": {"NCCL_PROTO": "simple"}, "nodes": 2}}'
+ansible-playbook playbooks/stack_explain.yml -e '{"muster_explain": {"types": ["p5.48xlarge"], "env": {"NCCL_PROTO": "simple"}}}'
 ```
 
-What aborts is refused, what is harmful or should be removed is warned of. The type and the versions of the stack sharpen the verdict:
+What aborts is refused; what is harmful or should go is warned of. The type and the versions of the stack sharpen the verdict:
 `FI_EFA_USE_DEVICE_RDMA=1` aborts where EFA has no RDMA (g4dn, g5, p3dn), and is fine with plugin 1.6 and on Trainium.
 
 """
