@@ -32,7 +32,7 @@ env: "{{ 'p5.48xlarge' | muster.fleet.nccl_env(muster_stack) | items2dict('name'
 ```
 
 What the plugin sets by itself (`NCCL_BUFFSIZE`, `NCCL_TOPO_FILE`, the tuner and others) is not in it: another value would
-defeat it. A plugin that does not load is one line in NCCL's log and costs a quarter of the speed or more, so `NCCL_NET` names the transport:
+defeat it. A plugin that does not load is one line in the log and costs a quarter of the speed or more, so `NCCL_NET` names the transport:
 without it the job ends.
 """
 LINT = """
