@@ -69,7 +69,7 @@ def test_what_is_not_verified_is_known() -> None:
     told = {
         name for system in document["systems"] for name in logic.COMPONENTS if "verified" in logic.refusal(document, name, system, "x86_64")
     }
-    assert told == {"enroot", "eksctl", "lustre_client"}
+    assert told == {"enroot", "lustre_client"}
 
 
 @pytest.mark.parametrize(
@@ -210,8 +210,8 @@ def test_a_role_asks_for_a_source_and_gets_it_from_the_mirror() -> None:
         "key": "file:///srv/mirror/efa-installer.amazonaws.com/aws-efa-installer.key",
         "fingerprint": "4E9091BCBB97A96B26B15E59A05480B1DD2D3CCC",
     }
-    with pytest.raises(AnsibleFilterError, match=r"eksctl .* is not verified"):
-        filters.stack_source(document, "eksctl", "amzn2023", "x86_64")
+    with pytest.raises(AnsibleFilterError, match=r"enroot .* is not verified"):
+        filters.stack_source(document, "enroot", "amzn2023", "x86_64")
 
 
 def test_a_fleet_s_stacks_are_judged_once_each() -> None:

@@ -138,7 +138,7 @@ EXAMPLES: dict[str, tuple[Case, Case]] = {
     "gdrcopy-cuda13": (case(gdrcopy="2.5.1"), case(gdrcopy="2.5")),
     "dcgm-cuda": (case(), case(dcgm=DCGM)),
     "neuron": (case("trn1.32xlarge"), case("trn1.32xlarge", neuron=None)),
-    "source-unverified": (case(enroot=None, eksctl=None, lustre_client=None), case()),
+    "source-unverified": (case(enroot=None, lustre_client=None), case()),
     "efa-sg": (launch(), launch(security_group={"from_self": True, "to_self": False})),
     "efa-az": (launch(placement_group=None, market="capacity-block"), launch(placement_group=None)),
     "boot-mode": (launch("p4d.24xlarge"), launch("p4d.24xlarge", ami={"boot_mode": "uefi"})),
