@@ -9,7 +9,9 @@ import re
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import pytest
+import yaml
 from ansible.errors import AnsibleFilterError, AnsibleLookupError
 
 from ansible_collections.muster.fleet.plugins.filter import stack as filters
@@ -218,3 +220,14 @@ def test_a_fleet_s_stacks_are_judged_once_each() -> None:
     assert filters.stack_faults(["aws-2026.11", "debian-13", "aws-2026.11"]) == []
     [said] = filters.stack_faults(["debian-14", "debian-14"])
     assert said.startswith("There is no stack debian-14; ")
+
+
+@pytest.mark.parametrize(
+    ("distribution", "major", "name"),
+    [("Debian", "12", "debian-12"), ("Debian", "13", "debian-13"), ("Ubuntu", "24", "aws-2026.11"), ("Amazon", "2023", "aws-2026.11")],
+)
+def test_a_node_s_system_names_its_stack(distribution: str, major: str, name: str) -> None:
+    default = yaml.safe_load((ROOT / "roles/phases/defaults/main.yml").read_text())["muster_stack_name"]
+    facts = {"distribution": distribution, "distribution_major_version": major}
+    assert jinja2.Template(default).render(ansible_facts=facts) == name
+    assert name in NAMES

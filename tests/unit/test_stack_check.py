@@ -22,7 +22,8 @@ def test_what_works_passes(call, check_mode: bool) -> None:
 
 
 def test_what_cannot_work_is_refused_with_the_version_that_would(call) -> None:
-    result = call(module, stack=LONG_TERM, instance_types=["g7.8xlarge"], system="ubuntu24.04", others=[AWS, stack_files.load("debian-12")])
+    others = [AWS, {**LONG_TERM, "name": "refused-too"}, stack_files.load("debian-12")]
+    result = call(module, stack=LONG_TERM, instance_types=["g7.8xlarge"], system="ubuntu24.04", others=others)
     assert result["failed"]
     assert result["msg"] == (
         "g7.8xlarge with stack aws-2026.11-580: nvidia_driver must be 595 or later and is 580.178.04, "
