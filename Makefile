@@ -1,5 +1,5 @@
 # Each target is one line of tools you know; nothing here cannot be typed by hand after `make setup`.
-.PHONY: setup site down bundle test lint unit proofs bench docs lock
+.PHONY: setup site down bundle test lint unit proofs bench docs stack-sums mirror lock
 .NOTPARALLEL:
 BIN := .venv/bin
 STAGE := tools/stage.sh
@@ -40,9 +40,16 @@ proofs: setup ## the slow tests whose inputs changed; tests/proofs.json keeps wh
 bench: setup ## ratios in one run, written to docs/performance.md
 	$(BIN)/python -m tests.bench
 
-docs: setup ## what is generated: the variable tables of the roles' READMEs, the catalogue of instance types
+docs: setup ## what is generated: the variable tables of the roles' READMEs, the catalogue of instance types, docs/efa.md
 	$(BIN)/python tools/role_readmes.py
 	$(BIN)/python tools/catalogue.py
+	$(BIN)/python tools/efa_doc.py
+
+stack-sums: setup ## fetches what a stack names, checks it, prints the lines to commit: make stack-sums [STACK=aws-2026.11]
+	$(BIN)/python tools/stack_sums.py $(or $(STACK),aws-2026.11)
+
+mirror: setup ## a folder with every file of a stack, for machines without internet: make mirror STACK=aws-2026.11 TO=/srv/mirror
+	$(BIN)/python tools/mirror.py $(or $(STACK),aws-2026.11) $(if $(TO),'$(TO)')
 
 lock: ## uv.lock and the hashed requirements from pyproject.toml (needs uv)
 	uv lock --quiet

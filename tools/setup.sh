@@ -2,7 +2,7 @@
 # Makes this machine able to run Muster: system packages, then the hashed virtual environment .venv.
 # What is missing is named first; where it may not be installed, one sentence names the command and nothing is changed.
 #   tools/setup.sh          what `make site` needs
-#   tools/setup.sh --test   also what only the tests need (git, a browser for the report)
+#   tools/setup.sh --test   also what only the tests need (git, gpg, a browser for the report)
 # PYTHON=… chooses the interpreter, MUSTER_NO_INSTALL=1 forbids the package manager.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -75,6 +75,7 @@ compgen -G '/usr/share/keyrings/debian-archive-keyring.*' >/dev/null || want deb
 runs ssh-keygen || want openssh-client openssh-clients
 if [ "${1:-}" = --test ]; then
   runs git || want git git
+  runs gpg || want gnupg gnupg2
   runs chromium || runs chromium-browser || runs google-chrome || want chromium chromium
 fi
 

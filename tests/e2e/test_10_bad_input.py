@@ -119,12 +119,19 @@ def test_unknown_variable_and_wrong_type_in_every_role(refuse: Refuse, role: str
             {"users_servers": ["ldaps://dc.example"], "users_base": "dc=example", "users_groups": [{"name": "hpc", "account": "muster"}]},
             "The directory in users_servers has no users_ca, and no server is trusted without; give the file of its CA, or system.",
         ),
+        ({"muster_stack_name": "debian-14"}, r"There is no stack debian-14; there are aws-2026\.11, .* or name a file that ends in .yml."),
         ({"muster_training": {"stesp": 10}}, "muster_training .* has the unknown key stesp; the nearest is steps."),
         ({"muster_training": {"steps": "many"}}, "muster_training .* 'steps' .* \"'many'\" cannot be converted to an int"),
     ],
 )
 def test_wrong_value_within_a_variable(refuse: Refuse, variables: dict[str, object], sentence: str) -> None:
     assert re.search(sentence, refuse(*PLAYBOOK, *extra(**variables)))
+
+
+def test_a_stack_with_an_unknown_key(refuse: Refuse, tmp_path: Path) -> None:
+    (tmp_path / "own.yml").write_text("schema: muster.stack/1\nname: own\nextends: debian-13\nnccl: {verison: 2.30.7}\n")
+    said = refuse(*PLAYBOOK, *extra(muster_stack_name=str(tmp_path / "own.yml")))
+    assert "Stack own: component nccl has the unknown key verison; the nearest is version." in said
 
 
 def test_no_compute_nodes(refuse: Refuse, inventory) -> None:

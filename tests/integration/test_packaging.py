@@ -38,7 +38,14 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_wheel_brings_the_collection(wheel: Path, tmp_path: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
-    assert {name.split("/")[3] for name in names if name.startswith(COLLECTION)} == {"galaxy.yml", "meta", "playbooks", "plugins", "roles"}
+    assert {name.split("/")[3] for name in names if name.startswith(COLLECTION)} == {
+        "galaxy.yml",
+        "meta",
+        "playbooks",
+        "plugins",
+        "roles",
+        "stacks",
+    }
     assert [name for name in names if "molecule" in name or "tests/" in name] == []
     call("pip", "install", "--quiet", "--no-deps", "--target", str(tmp_path), str(wheel))
     assert str(tmp_path) in call("ansible-doc", "-t", "module", "muster.fleet.check_vars", cwd=tmp_path, PYTHONPATH=str(tmp_path))
@@ -52,7 +59,7 @@ def test_tarball_is_the_collection_alone(tmp_path: Path) -> None:
         names = tarball.getnames()
     assert {name.split("/")[0] for name in names} <= {
         *("FILES.json", "MANIFEST.json", "README.md", "CONTRIBUTING.md", "LICENSE", "LICENSES", "CHANGELOG.md", "changelogs"),
-        *("docs", "meta", "playbooks", "plugins", "roles", "tests"),
+        *("docs", "meta", "playbooks", "plugins", "roles", "stacks", "tests"),
     }
     assert {name for name in names if name.startswith("tests/")} <= {"tests/config.yml", "tests/sanity", "tests/sanity/run.sh"}
     assert [name for name in names if "molecule" in name or "__pycache__" in name] == []

@@ -1,0 +1,45 @@
+# Copyright: the Muster developers
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+from __future__ import annotations
+
+from ansible.errors import AnsibleFilterError
+
+from ansible_collections.muster.fleet.plugins.module_utils import catalogue
+from ansible_collections.muster.fleet.plugins.module_utils import nccl_env as environment
+from ansible_collections.muster.fleet.plugins.module_utils import stack as logic
+from ansible_collections.muster.fleet.plugins.plugin_utils import stack_files
+
+
+def stack_source(stack, component, system, arch, mirror=""):
+    """Where the component comes from, or the sentence that says why not."""
+    said = logic.refusal(stack, component, system, arch)
+    if said:
+        raise AnsibleFilterError(said)
+    return logic.redirected(logic.source_of(stack, component, system, arch), mirror)
+
+
+def stack_faults(names):
+    """One sentence for each name that is no stack."""
+    said = []
+    for name in dict.fromkeys(names):
+        try:
+            stack_files.load(name)
+        except logic.StackError as error:
+            said.append(str(error))
+    return said
+
+
+def nccl_env(kind, stack):
+    """The variables of a type, by its name or whole."""
+    try:
+        return environment.nccl_env(catalogue.instance_type(kind) if isinstance(kind, str) else kind, stack)
+    except catalogue.CatalogueError as error:
+        raise AnsibleFilterError(str(error)) from error
+
+
+class FilterModule:
+    """Filters of the stack document."""
+
+    def filters(self):
+        return {"stack_source": stack_source, "stack_faults": stack_faults, "nccl_env": nccl_env}

@@ -1,0 +1,36 @@
+# Copyright: the Muster developers
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Stack documents from files on the Ansible controller."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import yaml
+
+from ansible_collections.muster.fleet.plugins.module_utils import stack
+
+# Behind the links that make a checkout a collection.
+STACKS = Path(__file__).resolve().parents[2] / "stacks"
+
+
+def load(name):
+    """The whole stack of a name of Muster's own, or of a file when the name ends in .yml; with its sha256. Raises stack.StackError."""
+    beside = Path(name).resolve().parent if name.endswith((".yml", ".yaml")) else STACKS
+
+    def read(wanted):
+        if wanted == name and beside != STACKS:
+            path = Path(name)
+        else:
+            path = next((folder / f"{wanted}.yml" for folder in (beside, STACKS) if (folder / f"{wanted}.yml").is_file()), None)
+        if path is None or not path.is_file():
+            known = ", ".join(sorted(each.stem for each in STACKS.glob("*.yml")))
+            raise stack.StackError(f"There is no stack {wanted}; there are {known}, or name a file that ends in .yml.")
+        try:
+            return yaml.safe_load(path.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+            raise stack.StackError(f"Stack {path} cannot be read: {' '.join(str(error).split())}; mend it.") from error
+
+    document = stack.resolve(name, read)
+    return {**document, "sha256": stack.digest(document)}

@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright: the Muster developers
+"""Stack documents: what one says when laid over another, what is refused, and where a component comes from."""
+
+from __future__ import annotations
+
+import copy
+import re
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import pytest
+import yaml
+from ansible.errors import AnsibleFilterError, AnsibleLookupError
+
+from ansible_collections.muster.fleet.plugins.filter import stack as filters
+from ansible_collections.muster.fleet.plugins.lookup.stack import LookupModule
+from ansible_collections.muster.fleet.plugins.module_utils import stack as logic
+from ansible_collections.muster.fleet.plugins.plugin_utils import stack_files
+
+ROOT = Path(__file__).parents[2]
+NAMES = sorted(path.stem for path in (ROOT / "stacks").glob("*.yml"))
+SHA256 = "c9eaf0593567ac5765d04c48cf7923dacb2644240b35bb5f025edb3bde1d5b4f"
+SMALL = {
+    "schema": "muster.stack/1",
+    "name": "small",
+    "systems": ["debian12", "ubuntu24.04"],
+    "architectures": ["x86_64", "arm64"],
+    "gdrcopy": {"version": "2.6", "sources": [{"url": "https://example.org/a/v{version}.tar.gz", "sha256": SHA256}]},
+}
+
+
+def changed(path: str, value: object) -> dict:
+    """SMALL with one thing put elsewhere: changed("gdrcopy.version", 2.6)."""
+    document = copy.deepcopy(SMALL)
+    *folders, last = path.split(".")
+    place: Any = document
+    for folder in folders:
+        place = place[int(folder)] if isinstance(place, list) else place[folder]
+    if value is ...:
+        del place[last]
+    elif isinstance(place, list):
+        place[int(last)] = value
+    else:
+        place[last] = value
+    return document
+
+
+def resolve(**documents: dict) -> dict:
+    return logic.resolve(next(iter(documents)), lambda name: documents[name])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_our_stacks_are_whole(name: str) -> None:
+    document = stack_files.load(name)
+    assert document["name"] == name
+    assert len(document["sha256"]) == 64
+    for download in logic.downloads(document):
+        assert download["url"].startswith("https://"), download
+        assert "{" not in download["url"], download
+
+
+def test_debian_13_says_why_it_has_no_driver() -> None:
+    assert "pci_resize_resource" in logic.refusal(stack_files.load("debian-13"), "nvidia_driver", "debian13", "x86_64")
+
+
+def test_what_is_not_verified_is_known() -> None:
+    """A component that becomes unverified, or stops being so, is a decision: write it here."""
+    document = stack_files.load("aws-2026.11")
+    told = {
+        name for system in document["systems"] for name in logic.COMPONENTS if "verified" in logic.refusal(document, name, system, "x86_64")
+    }
+    assert told == {"enroot", "lustre_client"}
+
+
+@pytest.mark.parametrize(
+    ("document", "said"),
+    [
+        (changed("gdrcpy", {}), "it has the unknown key gdrcpy; the nearest is gdrcopy."),
+        (changed("gdrcopy.verison", "1"), "component gdrcopy has the unknown key verison; the nearest is version."),
+        (changed("gdrcopy.version", 2.6), "version of component gdrcopy is the number 2.6 and must be text; put it in quotes."),
+        (changed("gdrcopy.version", "*"), "component gdrcopy has the version *, which only a repository can fill; name one."),
+        (changed("gdrcopy.version", ...), "component gdrcopy has no version."),
+        (changed("gdrcopy", "2.6"), "gdrcopy must be a mapping."),
+        (changed("gdrcopy.sources", []), "component gdrcopy needs a list of sources."),
+        (
+            changed("gdrcopy.sources.0.distro", ["x"]),
+            "source 1 of component gdrcopy needs exactly one of url, repository, distro, bundled_in, refused.",
+        ),
+        (
+            changed("gdrcopy.sources.0.sha256", ...),
+            "source 1 of component gdrcopy has neither sha256 nor signature; `make stack-sums` prints them",
+        ),
+        (changed("gdrcopy.sources.0.sha256", "c9eaf0"), "the sha256 c9eaf0 of source 1 of component gdrcopy is not 64 hexadecimal digits."),
+        (changed("gdrcopy.sources.0.sha256", {"x86_64": SHA256}), "source 1 of component gdrcopy has no sha256 for arm64."),
+        (changed("gdrcopy.sources.0.sha512", "x"), "source 1 of component gdrcopy has the unknown key sha512; the nearest is sha256."),
+        (
+            changed("gdrcopy.sources.0.systems", ["debian13"]),
+            "systems of source 1 of component gdrcopy names debian13; there are debian12, ubuntu24.04.",
+        ),
+        (changed("gdrcopy.sources.0", {"bundled_in": "efa"}), "source 1 of component gdrcopy comes with efa, which the stack has not."),
+        (changed("gdrcopy.sources.0.signature", {"key": "k"}), "the signature of source 1 of component gdrcopy has no fingerprint."),
+        (
+            changed("gdrcopy.sources.0.signature", {"key": "k", "fingerprint": "AB"}),
+            "the fingerprint of source 1 of component gdrcopy is not 40",
+        ),
+        (changed("systems", ["beos"]), "systems names beos; there are amzn2023, "),
+        (changed("systems", ...), "the key systems is missing."),
+        (changed("schema", "muster.stack/2"), "Stack it has the schema muster.stack/2; this version of Muster reads muster.stack/1."),
+        (changed("extends", "it"), "Stack it extends itself by way of it; take one extends away."),
+        (
+            changed("nvidia_driver", {"version": "595", "kernel_modules": "opne", "sources": [{"distro": ["x"]}]}),
+            "names opne; there are open, ",
+        ),
+        ([], "Stack it is no mapping; begin it with schema: muster.stack/1."),
+    ],
+)
+def test_what_cannot_be_is_refused_by_one_sentence(document: dict, said: str) -> None:
+    with pytest.raises(logic.StackError) as error:
+        resolve(it=document)
+    assert said in str(error.value)
+    assert str(error.value).endswith(".")
+
+
+def test_a_stack_lies_over_another_key_by_key() -> None:
+    other = {"schema": "muster.stack/1", "name": "other", "extends": "small", "gdrcopy": {"version": "2.5.2"}, "systems": ["debian12"]}
+    document = resolve(other=other, small=SMALL)
+    assert document["gdrcopy"] == {**SMALL["gdrcopy"], "version": "2.5.2"}
+    assert (document["systems"], document["name"], "extends" in document) == (["debian12"], "other", False)
+    assert "gdrcopy" not in resolve(other={**other, "gdrcopy": None}, small=SMALL)
+
+
+def test_the_sum_of_a_stack_is_that_of_what_it_says() -> None:
+    assert logic.digest(resolve(small=SMALL)) == logic.digest(resolve(small=dict(reversed(SMALL.items()), about="prose")))
+    assert logic.digest(resolve(small=SMALL)) != logic.digest(resolve(small=changed("gdrcopy.version", "2.5")))
+
+
+def test_the_first_source_for_a_system_counts_with_its_names_filled_in() -> None:
+    document = stack_files.load("aws-2026.11")
+    kubectl = logic.source_of(document, "kubectl", "ubuntu24.04", "x86_64")
+    assert kubectl["url"] == "https://dl.k8s.io/release/v1.36.4/bin/linux/amd64/kubectl"
+    assert kubectl["sha256"].startswith("8b8f088d")
+    assert logic.source_of(document, "kubectl", "ubuntu24.04", "arm64")["sha256"].startswith("0ecf4445")
+    manager = logic.source_of(document, "fabricmanager", "rocky9", "arm64")
+    assert manager["repository"] == "https://developer.download.nvidia.com/compute/cuda/repos/rhel9/sbsa/"
+    assert manager["packages"] == ["nvidia-fabricmanager-595.112.07"]
+    assert logic.source_of(document, "efa", "debian13", "x86_64")["signature"]["url"].endswith("aws-efa-installer-1.51.0.tar.gz.sig")
+    assert logic.source_of(document, "efa", "beos", "x86_64") is None
+
+
+@pytest.mark.parametrize(
+    ("stack", "component", "system", "said"),
+    [
+        ("aws-2026.11", "efa", "amzn2023", ""),
+        ("aws-2026.11", "libfabric", "amzn2023", ""),
+        (
+            "aws-2026.11",
+            "enroot",
+            "amzn2023",
+            "enroot 4.1.2 is not verified (no sum of it was found anywhere but beside the file); run `make stack-sums`",
+        ),
+        ("aws-2026.11", "neuron", "debian12", "neuron 2.32.0 is refused on debian12: Neuron has no packages for Debian."),
+        ("aws-2026.11", "efa", "beos", "Stack aws-2026.11 has no efa for beos on x86_64; give efa a source for it."),
+        ("debian-12", "nccl", "debian12", "Stack debian-12 has no nccl."),
+    ],
+)
+def test_what_cannot_be_installed_says_why(stack: str, component: str, system: str, said: str) -> None:
+    told = logic.refusal(stack_files.load(stack), component, system, "x86_64")
+    assert told.startswith(said) and bool(told) == bool(said)
+
+
+@pytest.mark.parametrize(
+    ("mirror", "url"),
+    [
+        ("", "https://example.org/a/b.tar.gz?x=1"),
+        ("http://mirror.example:8080/muster/", "http://mirror.example:8080/muster/example.org/a/b.tar.gz"),
+        ("/srv/mirror", "file:///srv/mirror/example.org/a/b.tar.gz"),
+    ],
+)
+def test_one_variable_redirects_every_download(mirror: str, url: str) -> None:
+    assert logic.mirrored("https://example.org/a/b.tar.gz?x=1", mirror) == url
+
+
+def test_versions_compare_as_people_read_them() -> None:
+    ordered = ["1.9", "1.10", "1.22.0", "1.22.0amzn4.0", "1.22.0amzn5.0", "2.0", "535.261.03", "580.65.06", "580.178.04"]
+    assert sorted(reversed(ordered), key=logic.version_key) == ordered
+
+
+def test_the_lookup_reads_a_site_s_own_file(tmp_path: Path) -> None:
+    own = tmp_path / "own.yml"
+    own.write_text("schema: muster.stack/1\nname: own\nextends: debian-13\nnccl: {version: 2.30.7}\n")
+    [document] = LookupModule().run([str(own)])
+    assert (document["name"], document["nccl"]["version"], document["slurm"]["version"]) == ("own", "2.30.7", "24.11.5")
+    for text, said in [
+        ("nccl: [", "cannot be read"),
+        ("schema: muster.stack/1\nextends: nothing\n", "There is no stack nothing; there are aws-2026.11, "),
+    ]:
+        own.write_text(text)
+        with pytest.raises(AnsibleLookupError, match=re.escape(said)):
+            LookupModule().run([str(own)])
+    with pytest.raises(AnsibleLookupError, match=r"There is no stack debian-14; there are aws-2026\.11, "):
+        LookupModule().run(["debian-14"])
+
+
+def test_a_role_asks_for_a_source_and_gets_it_from_the_mirror() -> None:
+    document = stack_files.load("aws-2026.11")
+    source = filters.stack_source(document, "efa", "amzn2023", "x86_64", "/srv/mirror")
+    assert source["url"] == "file:///srv/mirror/efa-installer.amazonaws.com/aws-efa-installer-1.51.0.tar.gz"
+    assert source["signature"] == {
+        "url": "file:///srv/mirror/efa-installer.amazonaws.com/aws-efa-installer-1.51.0.tar.gz.sig",
+        "key": "file:///srv/mirror/efa-installer.amazonaws.com/aws-efa-installer.key",
+        "fingerprint": "4E9091BCBB97A96B26B15E59A05480B1DD2D3CCC",
+    }
+    with pytest.raises(AnsibleFilterError, match=r"enroot .* is not verified"):
+        filters.stack_source(document, "enroot", "amzn2023", "x86_64")
+
+
+def test_a_fleet_s_stacks_are_judged_once_each() -> None:
+    assert filters.stack_faults(["aws-2026.11", "debian-13", "aws-2026.11"]) == []
+    [said] = filters.stack_faults(["debian-14", "debian-14"])
+    assert said.startswith("There is no stack debian-14; ")
+
+
+@pytest.mark.parametrize(
+    ("distribution", "major", "name"),
+    [("Debian", "12", "debian-12"), ("Debian", "13", "debian-13"), ("Ubuntu", "24", "aws-2026.11"), ("Amazon", "2023", "aws-2026.11")],
+)
+def test_a_node_s_system_names_its_stack(distribution: str, major: str, name: str) -> None:
+    default = yaml.safe_load((ROOT / "roles/phases/defaults/main.yml").read_text())["muster_stack_name"]
+    facts = {"distribution": distribution, "distribution_major_version": major}
+    assert jinja2.Template(default).render(ansible_facts=facts) == name
+    assert name in NAMES

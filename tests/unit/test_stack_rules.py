@@ -1,0 +1,260 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright: the Muster developers
+"""Every rule has an input that it lets pass and one that it does not; the table of all types and stacks holds their verdicts."""
+
+from __future__ import annotations
+
+import copy
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import verdict_table
+
+from ansible_collections.muster.fleet.plugins.module_utils import catalogue
+from ansible_collections.muster.fleet.plugins.module_utils.rule_case import RULES, Case
+from ansible_collections.muster.fleet.plugins.module_utils.stack_rules import judge, sentence, verdict
+from ansible_collections.muster.fleet.plugins.plugin_utils import stack_files
+
+ROOT = Path(__file__).parents[2]
+AWS = stack_files.load("aws-2026.11")
+BUNDLED = [{"bundled_in": "efa"}]
+BUILT = [{"url": "https://example.org/x.tar.gz", "unverified": "a test"}]
+
+
+def case(kind: str = "p5.48xlarge", system: str = "ubuntu24.04", *, launch=None, node=None, env=None, nodes=2, **changes: Any) -> Case:
+    """The stack of AWS with some components changed: case(cuda="12.4"), case(nvidia_driver={…}), case(nvlsm=None)."""
+    stack = copy.deepcopy(AWS)
+    for name, value in changes.items():
+        if value is None:
+            stack.pop(name, None)
+        elif name == "architectures":
+            stack[name] = value
+        else:
+            stack.setdefault(name, {"version": "1", "sources": BUILT}).update(value if isinstance(value, dict) else {"version": value})
+    return Case(stack, catalogue.instance_type(kind), system=system, launch=launch, node=node, env=env, nodes=nodes)
+
+
+def driver(version: str = "595.112.07", modules: str = "open", **more: Any) -> dict:
+    return {"nvidia_driver": {"version": version, "kernel_modules": modules, **more}}
+
+
+def launch(kind: str = "p5.48xlarge", **parts: Any) -> Case:
+    whole = {
+        "market": "on-demand",
+        "platform": "ec2",
+        "managed": True,
+        "availability_zones": ["us-east-1a"],
+        "subnets": ["subnet-1"],
+        "placement_group": "pg",
+        "public_ip": False,
+        "interfaces": catalogue.instance_type(kind)["interfaces"],
+        "security_group": {"from_self": True, "to_self": True},
+        "ami": {"boot_mode": "uefi-preferred", "arch": "x86_64", "system": "ubuntu24.04"},
+    }
+    return case(kind, launch={**whole, **parts})
+
+
+def node(kind: str = "p5.48xlarge", changes: dict | None = None, **parts: Any) -> Case:
+    return case(kind, node=parts, **(changes or {}))
+
+
+def env(kind: str = "p5.48xlarge", nodes: int = 2, changes: dict | None = None, **variables: str) -> Case:
+    return case(kind, env=variables, nodes=nodes, **(changes or {}))
+
+
+ONE_CARD = [{"card": 0, "device": 0, "type": "interface"}]
+NGC = {"container": True, "files": ["/opt/nvidia/nvidia_entrypoint.sh"]}
+GIN = {"aws_ofi_nccl": "1.22.0", "nccl": "2.31.2", "gdrcopy": "2.6", "libfabric": "2.7.0amzn2.0"}
+DCGM = {"version": "4.7.0", "sources": [{"repository": "https://example.org", "packages": ["datacenter-gpu-manager-4-cuda12"]}]}
+OLD_MANAGER = {
+    "version": "570.172.08",
+    "sources": [{"repository": "x", "systems": ["rhel9"], "packages": ["nvidia-fabricmanager-570.172.08"]}],
+}
+
+# Rule: what it lets pass, and what it does not.
+EXAMPLES: dict[str, tuple[Case, Case]] = {
+    "driver-source": (case(), case(nvidia_driver={"sources": [{"refused": "it does not compile"}]})),
+    "blackwell-open": (case("p6-b200.48xlarge"), case("p6-b200.48xlarge", **driver("580.178.04", "proprietary"))),
+    "open-turing": (case("g4dn.xlarge"), case("p3dn.24xlarge", **driver("580.178.04"))),
+    "proprietary-620": (case(**driver("615.78.08", "proprietary")), case(**driver("620.10.01", "proprietary"))),
+    "b200-driver": (case("p6-b200.48xlarge", **driver("570.26")), case("p6-b200.48xlarge", **driver("560.35.05"))),
+    "g7e-driver": (case("g7e.8xlarge", **driver("575.57.08")), case("g7e.8xlarge", **driver("570.26"))),
+    "b300-driver": (case("p6-b300.48xlarge", **driver("580.65.06")), case("p6-b300.48xlarge", **driver("575.57.08"))),
+    "g7-driver": (case("g7.8xlarge"), case("g7.8xlarge", **driver("590.48.01"))),
+    "hopper-driver": (case(**driver("525.60.13")), case(**driver("520.61.05"))),
+    "volta-last": (case("p3dn.24xlarge", **driver("580.178.04", "by_gpu")), case("p3dn.24xlarge", **driver("590.48.01", "by_gpu"))),
+    "driver-595-left": (case("p3dn.24xlarge", **driver("580.178.04")), case("p3dn.24xlarge")),
+    "gsp-turing-a10": (
+        case("g5.8xlarge", **driver("580.178.04", "proprietary", module_options=["NVreg_EnableGpuFirmware=0"])),
+        case("g5.8xlarge", **driver("580.178.04", "proprietary")),
+    ),
+    "nvswitch-fm": (case(), case(fabricmanager="595.91.07")),
+    "nscq": (case(), case(nscq="595.91.07")),
+    "nvlsm": (case("p6-b300.48xlarge"), case("p6-b300.48xlarge", nvlsm=None)),
+    "imex": (case("p6e-gb200.36xlarge"), case("p6e-gb200.36xlarge", imex="595.91.07")),
+    "driver-eol": (case(), case(**driver("575.57.08"))),
+    "fm-pkg-name": (case(), case(**driver("570.172.08"), fabricmanager=OLD_MANAGER)),
+    "gb200-cdmm": (case("p6e-gb200.36xlarge"), case("p6e-gb200.36xlarge", **driver("575.57.08"))),
+    "stack-arch": (case("g5g.xlarge"), case("g5g.xlarge", architectures=["x86_64"])),
+    "cuda13": (case(**driver("580.65.06")), case(**driver("580.65.05"))),
+    "cuda12": (case(cuda="12.9"), case(cuda="12.9", **driver("520.61.05"))),
+    "cuda-blackwell": (case("p6-b200.48xlarge", cuda="12.8"), case("p6-b200.48xlarge", cuda="12.6.3")),
+    "cuda-b300": (case("p6-b300.48xlarge", cuda="12.9"), case("p6-b300.48xlarge", cuda="12.8.1")),
+    "cuda-hopper": (case(cuda="11.8"), case(cuda="11.7")),
+    "cuda13-volta": (case("p3dn.24xlarge", cuda="12.9.1"), case("p3dn.24xlarge", cuda="13.0")),
+    "no-max-rule": (case(cuda="12.9"), case(cuda={"version": "12.9", "driver_max": "580"})),
+    "efa-missing": (case(), case(efa=None)),
+    "efa-580": (case(efa="1.43.3"), case(efa="1.43.2")),
+    "efa-p5en": (case("p5en.48xlarge", efa="1.35.0"), case("p5en.48xlarge", efa="1.34.0")),
+    "efa-al2": (case(system="amzn2", efa="1.49.0"), case(system="amzn2", efa="1.50.0")),
+    "efa-u2004": (case(system="ubuntu20.04", efa="1.42.0"), case(system="ubuntu20.04", efa="1.43.0")),
+    "efa-deb11": (case(system="debian11", efa="1.50.0"), case(system="debian11", efa="1.51.0")),
+    "efa-deb10": (case(system="debian10", efa="1.39.0"), case(system="debian10", efa="1.40.0")),
+    "efa-u2404": (case(efa="1.33.0"), case(efa="1.32.0")),
+    "efa-rhel10": (case(system="rhel10", efa="1.48.0"), case(system="rhel10", efa="1.47.0")),
+    "efa-plugin-el9": (case(system="rocky9", efa="1.46.0"), case(system="rocky9", efa="1.45.1")),
+    "efa-plugin-el8": (case(system="rhel8", aws_ofi_nccl={"sources": BUILT}), case(system="rhel8")),
+    "efa-plugin-arm": (case("p6e-gb200.36xlarge", efa="1.40.0"), case("p6e-gb200.36xlarge", efa="1.39.0")),
+    "efa-1.47-hang": (case(efa="1.47.0", aws_ofi_nccl="1.20.0"), case(efa="1.47.0", aws_ofi_nccl="1.18.0")),
+    "efa-rdma-core": (case(), case(rdma_core={"sources": [{"distro": ["rdma-core"]}]})),
+    "plugin-nccl": (case(nccl="2.17.1"), case(nccl="2.16.5")),
+    "plugin-libfabric": (case(libfabric="1.22.0amzn4.0"), case(libfabric="1.22.0amzn3.0")),
+    "p5-plugin": (case(aws_ofi_nccl="1.7.3", nccl="2.18.5", efa="1.29.0"), case(aws_ofi_nccl="1.7.2")),
+    "p5-cuda12": (case(cuda="12.2"), case(cuda="11.8")),
+    "p54-plugin": (case("p5.4xlarge", aws_ofi_nccl="1.16.2"), case("p5.4xlarge", aws_ofi_nccl="1.16.1")),
+    "b200-plugin": (case("p6-b200.48xlarge", aws_ofi_nccl="1.15.0"), case("p6-b200.48xlarge", aws_ofi_nccl="1.14.2")),
+    "b300-plugin": (case("p6-b300.48xlarge", aws_ofi_nccl="1.18.0"), case("p6-b300.48xlarge", aws_ofi_nccl="1.17.3")),
+    "g7e-plugin": (case("g7e.8xlarge", aws_ofi_nccl="1.17.2"), case("g7e.8xlarge", aws_ofi_nccl="1.17.1")),
+    "gb200-plugin": (case("p6e-gb200.36xlarge", aws_ofi_nccl="1.19.0"), case("p6e-gb200.36xlarge", aws_ofi_nccl="1.18.0")),
+    "blackwell-tuner": (case("p6-b200.48xlarge"), case("p6-b200.48xlarge", aws_ofi_nccl="1.17.3")),
+    "cuda13-plugin": (case(aws_ofi_nccl="1.17.0"), case(aws_ofi_nccl="1.16.3")),
+    "plugin-982": (
+        case("p4d.24xlarge", aws_ofi_nccl="1.16.3", nccl="2.20.5"),
+        case("p4d.24xlarge", aws_ofi_nccl="1.16.2", nccl="2.20.5"),
+    ),
+    "nccl219-efa": (case(efa="1.29.0"), case(efa="1.28.0")),
+    "gdrcopy-cuda13": (case(gdrcopy="2.5.1"), case(gdrcopy="2.5")),
+    "dcgm-cuda": (case(), case(dcgm=DCGM)),
+    "neuron": (case("trn1.32xlarge"), case("trn1.32xlarge", neuron=None)),
+    "source-unverified": (case(enroot=None, lustre_client=None), case()),
+    "efa-sg": (launch(), launch(security_group={"from_self": True, "to_self": False})),
+    "efa-az": (launch(placement_group=None, market="capacity-block"), launch(placement_group=None)),
+    "boot-mode": (launch("p4d.24xlarge"), launch("p4d.24xlarge", ami={"boot_mode": "uefi"})),
+    "arm-ami": (
+        launch("p6e-gb200.36xlarge", ami={"arch": "arm64", "system": "rocky9"}),
+        launch("p6e-gb200.36xlarge", ami={"arch": "arm64", "system": "rhel9"}),
+    ),
+    "nic-b300": (launch("p6-b300.48xlarge"), launch("p6-b300.48xlarge", interfaces=[{"card": 0, "device": 0, "type": "efa"}])),
+    "nic-di": (launch(), launch(interfaces=[{"card": 3, "device": 3, "type": "efa-only"}])),
+    "nic-publicip": (launch(), launch(public_ip=True)),
+    "p6e-market": (launch("p6e-gb200.36xlarge", market="capacity-block"), launch("p6e-gb200.36xlarge")),
+    "g-market": (launch("g5.8xlarge"), launch("g5.8xlarge", market="capacity-block")),
+    "batch-mnp": (launch(platform="batch-mnp"), launch(platform="batch-mnp", market="spot")),
+    "fm-service": (node(services=["nvidia-fabricmanager"]), node(services=["sshd"])),
+    "no-fm": (node("g5.8xlarge", services=["sshd"]), node("g5.8xlarge", services=["nvidia-fabricmanager"])),
+    "nvlsm-module": (node("p6-b200.48xlarge", modules=["ib_umad"]), node("p6-b200.48xlarge", modules=["efa"])),
+    "imex-mig": (node("p6e-gb200.36xlarge", mig=False), node("p6e-gb200.36xlarge", mig=True)),
+    "efa-open-kernel": (
+        node(gpl_symbols_blocked=True),
+        node(gpl_symbols_blocked=True, changes=driver("580.178.04", "proprietary")),
+    ),
+    "efa-ngc": (node(**NGC, efa_flags=["--disable-ngc", "--disable-build-ngc"]), node(**NGC, efa_flags=["--yes"])),
+    "efa-memlock": (node(memlock_gib=0), node(memlock_gib=8)),
+    "efa-count": (node(efa_devices=32), node(efa_devices=31)),
+    "gdrcopy-k615": (node(kernel="6.18.2"), node(kernel="6.18.2", changes={"gdrcopy": "2.5.1"})),
+    "lustre-kernel": (
+        node(kernel="6.8.0-1021-aws", lustre_kernels=["6.8.0-1021-aws"], held=["kernel"]),
+        node(kernel="6.8.0-1021-aws", lustre_kernels=["6.8.0-1020-aws"], held=["kernel"]),
+    ),
+    "kernel-hold": (
+        node(boot_kernel_modules=["nvidia", "efa", "lustre", "gdrdrv"]),
+        node(boot_kernel_modules=["nvidia", "efa", "lustre"]),
+    ),
+    "pyxis-slurm": (node(pyxis_slurm="25.11.7", slurm={"slurmd": "25.11.7"}), node(pyxis_slurm="25.05.1", slurm={"slurmd": "25.11.7"})),
+    "slurm-order": (
+        node(slurm={"slurmdbd": "25.11.7", "slurmctld": "25.11.7", "slurmd": "25.05.1"}),
+        node(slurm={"slurmdbd": "25.11.7", "slurmctld": "25.05.1", "slurmd": "25.11.7"}),
+    ),
+    "slurm-autodetect": (
+        node(gres_autodetect="nvidia", slurm={"slurmd": "24.11.5"}),
+        node(gres_autodetect="nvidia", slurm={"slurmd": "24.05.8"}),
+    ),
+    "slurm-jwks": (node(jwks_keys=2, slurm={"slurmd": "24.05.1"}), node(jwks_keys=2, slurm={"slurmd": "23.11.11"})),
+    "algo-segv": (env(NCCL_ALGO="Ring"), env(NCCL_ALGO="Ring", changes={"aws_ofi_nccl": "1.19.2"})),
+    "no-silent-tcp": (env(NCCL_NET="Libfabric"), env(NCCL_DEBUG="INFO")),
+    "net-name-old": (
+        env(NCCL_NET="AWS Libfabric", changes={"aws_ofi_nccl": "1.11.0"}),
+        env(NCCL_NET="Libfabric", changes={"aws_ofi_nccl": "1.11.0"}),
+    ),
+    "gin": (env(NCCL_GIN_ENABLE="1", changes=GIN), env(NCCL_GIN_ENABLE="1", changes={**GIN, "nccl": "2.30.7"})),
+    "gin-efa": (env(NCCL_GIN_TYPE="3"), env(NCCL_GIN_TYPE="3", changes={"efa": "1.49.0"})),
+    "env-aborts": (env(FI_EFA_USE_DEVICE_RDMA="1"), env("g5.48xlarge", FI_EFA_USE_DEVICE_RDMA="1")),
+    "env-harmful": (env(NCCL_NET="Libfabric"), env(RDMAV_FORK_SAFE="1")),
+}
+
+
+def told(name: str, of: Case) -> dict:
+    [answer] = [each for each in judge(of) if each["rule"] == name]
+    return answer
+
+
+def test_every_rule_has_its_two_inputs() -> None:
+    assert set(EXAMPLES) == set(RULES)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_a_rule_lets_one_pass_and_one_not(name: str) -> None:
+    good, bad = EXAMPLES[name]
+    assert told(name, good)["verdict"] == "passed"
+    answer = told(name, bad)
+    assert answer["verdict"] == ("warned" if RULES[name].warn else "refused")
+    assert re.fullmatch(r"[^\n]+, because [^\n]+ \(rule %s\)\." % re.escape(name), sentence(answer))
+    assert answer["reason"] and answer["source"]
+
+
+@pytest.mark.parametrize("name", [name for name, (_good, bad) in EXAMPLES.items() if told(name, bad)["works"]])
+def test_a_version_that_is_said_to_work_does(name: str) -> None:
+    bad = copy.deepcopy(EXAMPLES[name][1])
+    for _each in range(5):
+        for component, works in told(name, bad)["works"].items():
+            bad.stack[component]["version"] = works.split()[1]
+    assert told(name, bad)["verdict"] in ("passed", "not_applicable")
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_rule_without_its_input_has_not_run(name: str) -> None:
+    answer = told(name, Case())
+    assert answer["verdict"] in ("not_run", "not_applicable")
+    assert bool(answer["says"]) == (answer["verdict"] == "not_run")
+
+
+def test_a_missing_component_is_named() -> None:
+    assert told("efa-580", case(efa=None)) | {"reason": "", "source": ""} == {
+        **{"rule": "efa-580", "scope": "stack", "verdict": "not_run", "says": "the stack has no efa", "works": {}},
+        **{"reason": "", "source": ""},
+    }
+    assert told("efa-580", case(efa={"version": "*"}))["says"] == "the stack leaves the version of efa open"
+
+
+def test_an_older_version_counts_before_a_missing_one() -> None:
+    assert told("p5-plugin", case(aws_ofi_nccl="1.6.0", efa=None))["says"] == "aws_ofi_nccl must be 1.7.3 or later and is 1.6.0"
+
+
+def test_the_worst_of_all_is_the_verdict() -> None:
+    assert [
+        verdict([{"verdict": each} for each in some]) for some in (["passed", "not_run"], ["warned", "passed"], ["warned", "refused"])
+    ] == [
+        *("passed", "warned", "refused"),
+    ]
+
+
+def test_the_table_of_verdicts_is_current() -> None:
+    table = (ROOT / "tests/fixtures/stack_verdicts.txt").read_text()
+    assert verdict_table.table() == table, "run `python tests/support/verdict_table.py` and look at what changed"
+
+
+@pytest.mark.parametrize("name", [name for name, rule in RULES.items() if rule.scope == "stack"])
+def test_without_a_rule_the_table_is_another(name: str) -> None:
+    assert verdict_table.table(without=(name,)) != (ROOT / "tests/fixtures/stack_verdicts.txt").read_text()

@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright: the Muster developers
+"""make stack-sums and make mirror, against a server on loopback that also breaks off, stumbles and has nothing."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import downloads
+import mirror
+import pytest
+import stack_sums
+import yaml
+
+ARCHIVE = bytes(range(256)) * 40
+SHA256 = hashlib.sha256(ARCHIVE).hexdigest()
+
+
+@pytest.fixture
+def server() -> Iterator[ThreadingHTTPServer]:
+    """server.files: path to bytes. server.trouble: path to a list of what comes first: a status, or "cut". server.asked counts."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked[self.path] += 1
+            trouble = made.trouble.get(self.path) or [None]
+            now = trouble.pop(0)
+            if isinstance(now, int) or self.path not in made.files:
+                self.send_error(now or 404)
+                return
+            body = made.files[self.path]
+            begin = int(self.headers.get("Range", "bytes=0-")[6:-1])
+            ranges.append(begin)
+            self.send_response(206 if begin else 200)
+            self.send_header("Content-Length", str(len(body) - begin))
+            self.end_headers()
+            self.wfile.write(body[begin : begin + 100] if now == "cut" else body[begin:])
+
+        def log_message(self, *words: object) -> None:
+            pass
+
+    made = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    asked: Counter[str] = Counter()
+    ranges: list[int] = []
+    made.files, made.trouble, made.asked, made.ranges = {"/a/x-1.0.tar.gz": ARCHIVE}, {}, asked, ranges  # type: ignore[attr-defined]
+    thread = threading.Thread(target=made.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    yield made
+    made.shutdown()
+    made.server_close()
+
+
+@pytest.fixture(scope="module")
+def signed() -> Iterator[dict]:
+    """A key, its fingerprint, and the archive's signature by it."""
+    if not shutil.which("gpg"):
+        assert not os.environ.get("CI"), "gpg is missing; install gnupg"
+        pytest.skip("gpg is missing; install gnupg")
+    with tempfile.TemporaryDirectory(prefix="gpg-") as home:
+
+        def gpg(*words: str, data: bytes | None = None) -> bytes:
+            command = ["gpg", "--batch", "--homedir", home, "--pinentry-mode", "loopback", "--passphrase", "", *words]
+            return subprocess.run(command, input=data, capture_output=True, check=True).stdout
+
+        gpg("--quick-generate-key", "A test <test@example.org>", "ed25519", "sign", "never")
+        listed = gpg("--with-colons", "--list-keys").decode().splitlines()
+        fingerprint = next(line.split(":")[9] for line in listed if line.startswith("fpr:"))
+        yield {"fingerprint": fingerprint, "key": gpg("--armor", "--export"), "signature": gpg("--detach-sign", data=ARCHIVE)}
+        subprocess.run(["gpgconf", "--homedir", home, "--kill", "all"], check=False, capture_output=True)
+
+
+@pytest.fixture
+def stack(server: ThreadingHTTPServer, tmp_path: Path):
+    """Writes a stack with one component, whose source is at the server, and returns the file's path."""
+    host = f"http://127.0.0.1:{server.server_address[1]}"
+
+    def write(**source: object) -> str:
+        filled = yaml.safe_load(yaml.safe_dump({"url": "HOST/a/x-{version}.tar.gz", **source}).replace("HOST", host))
+        if "repository" in filled:
+            del filled["url"]
+        document = {"schema": "muster.stack/1", "name": "x", "systems": ["debian13"], "architectures": ["x86_64"]}
+        path = tmp_path / "x.yml"
+        path.write_text(yaml.safe_dump({**document, "gdrcopy": {"version": "1.0", "sources": [filled]}}))
+        return str(path)
+
+    return write
+
+
+def place(server: ThreadingHTTPServer, to: Path, path: str = "a/x-1.0.tar.gz") -> Path:
+    return to / f"127.0.0.1:{server.server_address[1]}" / path
+
+
+def signature(signed: dict, **other: str) -> dict:
+    return {"key": "HOST/key", "fingerprint": signed["fingerprint"], **other}
+
+
+def test_a_mirror_is_filled_once_and_goes_on_where_it_was_cut(server, stack, tmp_path: Path, capsys) -> None:
+    server.trouble["/a/x-1.0.tar.gz"] = [503, "cut"]
+    assert mirror.main([stack(sha256=SHA256), str(tmp_path / "m")], wait=0) == 0
+    assert place(server, tmp_path / "m").read_bytes() == ARCHIVE
+    assert server.ranges == [0, 100], "the third try asks for what the second did not bring"
+    assert "fetched and good" in capsys.readouterr().out
+    assert mirror.main([stack(sha256=SHA256), str(tmp_path / "m")], wait=0) == 0
+    assert "was there and is good" in capsys.readouterr().out
+    assert server.asked["/a/x-1.0.tar.gz"] == 3
+
+
+def test_another_mirror_serves_as_well_as_the_host(server, stack, tmp_path: Path) -> None:
+    document = stack(sha256=SHA256)
+    assert mirror.main([document, str(tmp_path / "one")], wait=0) == 0
+    server.files.clear()
+    assert mirror.main([document, str(tmp_path / "two"), "--from", str(tmp_path / "one")], wait=0) == 0
+    assert place(server, tmp_path / "two").read_bytes() == ARCHIVE
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ([], "0" * 64, f"has the sha256 {SHA256} and the stack says {'0' * 64}; the file was removed.", 1),
+        ([404], SHA256, "answers 404 Not Found; correct its version or address in the stack, or fill the mirror.", 1),
+        ([503] * 4, SHA256, "could not be fetched in 4 tries (503 Service Unavailable); try again, it goes on where it stopped.", 4),
+        (["cut"] * 4, SHA256, "could not be fetched in 4 tries (the connection ended after 100 of ", 4),
+    ],
+)
+def test_what_is_wrong_is_left_out_with_one_sentence(server, stack, tmp_path: Path, capsys, wrong) -> None:
+    trouble, sum_, said, asked = wrong
+    server.trouble["/a/x-1.0.tar.gz"] = trouble
+    assert mirror.main([stack(sha256=sum_), str(tmp_path / "m")], wait=0) == 1
+    out = capsys.readouterr().out
+    assert "LEFT OUT: " in out and said in out
+    assert not place(server, tmp_path / "m").exists()
+    assert server.asked["/a/x-1.0.tar.gz"] == asked
+
+
+def test_what_is_not_verified_is_not_mirrored(server, stack, tmp_path: Path, capsys) -> None:
+    assert mirror.main([stack(unverified="no sum was found"), str(tmp_path / "m")], wait=0) == 1
+    assert "is not verified (no sum was found)" in capsys.readouterr().out
+    assert not server.asked
+
+
+def test_a_signature_is_checked_by_the_key_s_fingerprint(server, stack, signed, tmp_path: Path, capsys) -> None:
+    server.files.update({"/key": signed["key"], "/a/x-1.0.tar.gz.sig": signed["signature"]})
+    document = stack(signature=signature(signed))
+    assert stack_sums.main([document], wait=0) == 0
+    assert f"signed by {signed['fingerprint']}, sha256: {SHA256}" in capsys.readouterr().out
+    assert mirror.main([document, str(tmp_path / "m")], wait=0) == 0
+    assert place(server, tmp_path / "m", "key").exists() and place(server, tmp_path / "m", "a/x-1.0.tar.gz.sig").exists()
+
+    server.files["/a/x-1.0.tar.gz"] = ARCHIVE[:-1] + b"!"
+    assert stack_sums.main([document], wait=0) == 1
+    assert f"has no good signature of the key {signed['fingerprint']}; do not use it." in capsys.readouterr().out
+    assert stack_sums.main([stack(signature=signature(signed, fingerprint="A" * 40))], wait=0) == 1
+    assert f"has the fingerprint {signed['fingerprint']} and the stack says {'A' * 40}." in capsys.readouterr().out
+
+
+def test_a_repository_is_known_by_its_key(server, stack, signed, capsys) -> None:
+    server.files["/key"] = signed["key"]
+    assert stack_sums.main([stack(repository="HOST/debian", signature=signature(signed))], wait=0) == 0
+    assert f"the key is {signed['fingerprint']}" in capsys.readouterr().out
+    assert stack_sums.main([stack(repository="HOST/debian", unverified="nobody says")], wait=0) == 1
+
+
+def test_sums_are_compared_and_new_ones_printed(server, stack, capsys) -> None:
+    assert stack_sums.main([stack(sha256=SHA256)], wait=0) == 0
+    assert f"sha256: {SHA256} as committed" in capsys.readouterr().out
+    assert stack_sums.main([stack(unverified="new")], wait=0) == 0
+    assert f"sha256: {SHA256} to commit in the place of `unverified`" in capsys.readouterr().out
+    assert stack_sums.main([stack(sha256="0" * 64)], wait=0) == 1
+    assert f"WRONG: http://127.0.0.1:{server.server_address[1]}/a/x-1.0.tar.gz has the sha256 {SHA256}" in capsys.readouterr().out
+
+
+def test_a_stack_that_cannot_be_is_one_sentence(stack, tmp_path: Path, capsys) -> None:
+    for tool in (stack_sums, mirror):
+        assert tool.main([stack(sha512="x"), *([str(tmp_path)] if tool is mirror else [])]) == 1
+        assert capsys.readouterr().out.startswith("Stack x: source 1 of component gdrcopy has ")
+
+
+def test_a_server_that_has_a_shorter_file_now_is_asked_from_the_beginning(server, tmp_path: Path) -> None:
+    (tmp_path / "x.part").write_bytes(b"old" * 5000)
+    server.trouble["/a/x-1.0.tar.gz"] = [416]
+    downloads.fetch(f"http://127.0.0.1:{server.server_address[1]}/a/x-1.0.tar.gz", tmp_path / "x", wait=0)
+    assert (tmp_path / "x").read_bytes() == ARCHIVE

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright: the Muster developers
+"""Fetching files and checking them by sum or signature, for the tools beside it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "collections"))
+
+from ansible_collections.muster.fleet.plugins.module_utils.stack import mirrored
+
+TRIES = 4
+PART = ".part"
+BLOCK = 1 << 20
+
+
+class DownloadError(Exception):
+    """A file cannot be had, or is not what it should be; the text is one sentence for the user."""
+
+
+def fetch(url: str, path: Path, mirror: str = "", wait: float = 1.0) -> None:
+    """Fetch to `path`, going on where an earlier run was cut. What does not answer is tried again, with longer and longer pauses."""
+    address = mirrored(url, mirror)
+    part = path.with_name(path.name + PART)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for number in range(TRIES):
+        try:
+            _go_on(address, part)
+            os.replace(part, path)
+            return
+        except urllib.error.HTTPError as error:
+            said = f"{error.code} {error.reason}"
+            if error.code == 416:  # nothing is left to fetch, or the file is another one now: from its beginning
+                part.unlink(missing_ok=True)
+            elif error.code < 500 and error.code not in (408, 429):
+                raise DownloadError(
+                    f"{address} answers {said}; correct its version or address in the stack, or fill the mirror."
+                ) from error
+        except (OSError, TimeoutError) as error:
+            said = str(getattr(error, "reason", error))
+        if number < TRIES - 1:
+            time.sleep(wait * 2**number)
+    raise DownloadError(f"{address} could not be fetched in {TRIES} tries ({said}); try again, it goes on where it stopped.")
+
+
+def _go_on(address: str, part: Path) -> None:
+    have = part.stat().st_size if part.exists() else 0
+    request = urllib.request.Request(address, headers={"Range": f"bytes={have}-"} if have and not address.startswith("file:") else {})
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        follows = getattr(answer, "status", None) == 206
+        expected = answer.headers.get("Content-Length")
+        with part.open("ab" if follows else "wb") as file:
+            got = 0
+            while block := answer.read(BLOCK):
+                got += file.write(block)
+    if expected is not None and got < int(expected):
+        raise OSError(f"the connection ended after {got} of {expected} bytes")
+
+
+def sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def check_sum(path: Path, wanted: str, url: str) -> None:
+    found = sha256(path)
+    if found != wanted:
+        path.unlink()
+        raise DownloadError(f"{url} has the sha256 {found} and the stack says {wanted}; the file was removed.")
+
+
+def check_signature(path: Path, signature: Path, key: Path, fingerprint: str, url: str) -> None:
+    """Raise DownloadError unless the key of this fingerprint, and no other, signed the file."""
+    check_key(key, fingerprint, url)
+    with tempfile.TemporaryDirectory(prefix="muster-gpg-") as home:
+        _gpg(home, "--import", str(key))
+        said = _gpg(home, "--status-fd", "1", "--verify", str(signature), str(path))
+    good = [line.split() for line in said.splitlines() if line.startswith("[GNUPG:] VALIDSIG ")]
+    # The first fingerprint is that of the key that signed, the last that of its primary key.
+    if not any(fingerprint in (words[2], words[-1]) for words in good):
+        raise DownloadError(f"{url} has no good signature of the key {fingerprint}; do not use it.")
+
+
+def check_key(key: Path, fingerprint: str, url: str) -> None:
+    """Raise DownloadError unless the file has the key of this fingerprint."""
+    with tempfile.TemporaryDirectory(prefix="muster-gpg-") as home:
+        said = _gpg(home, "--with-colons", "--show-keys", str(key))
+    found = [line.split(":")[9] for line in said.splitlines() if line.startswith("fpr:")]
+    if fingerprint not in found:
+        raise DownloadError(f"The key of {url} has the fingerprint {found[0] if found else 'of no key'} and the stack says {fingerprint}.")
+
+
+def _gpg(home: str, *words: str) -> str:
+    try:
+        return subprocess.run(["gpg", "--batch", "--homedir", home, *words], capture_output=True, text=True, check=False).stdout
+    except FileNotFoundError as error:
+        raise DownloadError("The program gpg is missing; install the package gnupg.") from error

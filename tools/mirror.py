@@ -1,0 +1,76 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+# Copyright: the Muster developers
+"""Fills a folder with every file that a stack names, laid out as HOST/PATH, each one checked. What is there is only checked.
+
+Package repositories are too large for this: their keys are fetched, and the addresses are printed for the distribution's own tools.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from downloads import DownloadError, check_key, check_signature, check_sum, fetch
+
+from ansible_collections.muster.fleet.plugins.module_utils.stack import StackError, downloads, mirrored
+from ansible_collections.muster.fleet.plugins.plugin_utils import stack_files
+
+
+def place(url: str, to: Path) -> Path:
+    return Path(mirrored(url, str(to)).removeprefix("file://"))
+
+
+def fill(download: dict, to: Path, source: str, wait: float) -> str:
+    """Have one download in the folder; say what was done. Raises DownloadError."""
+    signature, url = download.get("signature"), download["url"]
+    if "unverified" in download:
+        raise DownloadError(f"{url} is not verified ({download['unverified']}); make stack-sums says what is to be committed.")
+    needed = [signature["key"]] if signature else []
+    if download["kind"] == "url":
+        needed += [signature["url"]] if signature else []
+        needed.append(url)
+    missing = [each for each in needed if not place(each, to).exists()]
+    for each in missing:
+        fetch(each, place(each, to), source, wait)
+    if download["kind"] == "repository":
+        check_key(place(signature["key"], to), signature["fingerprint"], url)
+        return "a repository; its key is here, mirror its packages by apt-mirror or reposync to the same path"
+    if signature:
+        try:
+            check_signature(place(url, to), place(signature["url"], to), place(signature["key"], to), signature["fingerprint"], url)
+        except DownloadError:
+            place(url, to).unlink()
+            raise
+    else:
+        check_sum(place(url, to), download["sha256"], url)
+    return "fetched and good" if url in missing else "was there and is good"
+
+
+def main(argv: list[str], wait: float = 1.0) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("stack", help="name of a stack, or a file that ends in .yml")
+    parser.add_argument("to", type=lambda text: Path(text).resolve(), help="the folder")
+    parser.add_argument("--from", dest="source", default="", help="another mirror, address or folder, to fetch from")
+    parser.add_argument("--system", action="append", default=[], help="for this system alone; may be given several times")
+    parser.add_argument("--arch", action="append", default=[], help="for this architecture alone; may be given several times")
+    options = parser.parse_args(argv)
+    wrong = 0
+    try:
+        wanted = downloads(stack_files.load(options.stack), options.system, options.arch)
+    except StackError as error:
+        print(error)
+        return 1
+    for download in wanted:
+        try:
+            said = fill(download, options.to, options.source, wait)
+        except DownloadError as error:
+            wrong += 1
+            said = f"LEFT OUT: {error}"
+        print(f"{download['component']}: {download['url']}\n  {said}", flush=True)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,70 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+# Copyright: the Muster developers
+"""Fetches every file that a stack names, checks sums, signatures and fingerprints, and prints the lines to commit.
+
+The exit code is 1 when something is not what the stack says.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+
+from downloads import DownloadError, check_key, check_signature, check_sum, fetch, sha256
+
+from ansible_collections.muster.fleet.plugins.module_utils.stack import StackError, downloads
+from ansible_collections.muster.fleet.plugins.plugin_utils import stack_files
+
+
+def look(download: dict, folder: Path, mirror: str, wait: float) -> str:
+    """What is known of a download now that it was fetched, as one line. Raises DownloadError."""
+    file, signature = folder / "file", download.get("signature")
+    if signature:
+        fetch(signature["key"], folder / "key", mirror, wait)
+    if download["kind"] == "repository":
+        if not signature:
+            raise DownloadError(f"{download['url']} names no key ({download['unverified']}); find its fingerprint in two places.")
+        check_key(folder / "key", signature["fingerprint"], download["url"])
+        return f"the key is {signature['fingerprint']}"
+    fetch(download["url"], file, mirror, wait)
+    if signature:
+        fetch(signature["url"], folder / "signature", mirror, wait)
+        check_signature(file, folder / "signature", folder / "key", signature["fingerprint"], download["url"])
+        return f"signed by {signature['fingerprint']}, sha256: {sha256(file)}"
+    if download.get("sha256"):
+        check_sum(file, download["sha256"], download["url"])
+        return f"sha256: {download['sha256']} as committed"
+    return f"sha256: {sha256(file)} to commit in the place of `unverified`, after comparing it with what its maker publishes"
+
+
+def main(argv: list[str], wait: float = 1.0) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("stack", help="name of a stack, or a file that ends in .yml")
+    parser.add_argument("--mirror", default="", help="address or folder to fetch from instead")
+    parser.add_argument("--only", action="append", metavar="COMPONENT", help="this component alone; may be given several times")
+    options = parser.parse_args(argv)
+    wrong = 0
+    try:
+        wanted = downloads(stack_files.load(options.stack))
+    except StackError as error:
+        print(error)
+        return 1
+    for download in wanted:
+        if options.only and download["component"] not in options.only:
+            continue
+        # One file at a time: together they may be larger than the disk.
+        with tempfile.TemporaryDirectory(prefix="muster-sums-") as folder:
+            try:
+                said = look(download, Path(folder), options.mirror, wait)
+            except DownloadError as error:
+                wrong += 1
+                said = f"WRONG: {error}"
+        print(f"{download['component']}: {download['url']}\n  {said}", flush=True)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
