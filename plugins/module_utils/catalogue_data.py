@@ -2182,7 +2182,7 @@ ACCELERATORS = {
         "nvlink": 900,
         "nvlinks": 18,
         "names": ["H100"],
-        "peak_flops": {"fp32": 67, "tf32": 494.7, "bf16": 989.4, "fp16": 989.4, "fp8": 1978.9},
+        "peak_flops": {"fp32": 66.9, "tf32": 494.7, "bf16": 989.4, "fp16": 989.4, "fp8": 1978.9},
         "source": "NVIDIA H100 architecture white paper (SXM5)",
     },
     "H200": {
@@ -2193,7 +2193,7 @@ ACCELERATORS = {
         "nvlink": 900,
         "nvlinks": 18,
         "names": ["H200"],
-        "peak_flops": {"fp32": 67, "tf32": 494.7, "bf16": 989.4, "fp16": 989.4, "fp8": 1978.9},
+        "peak_flops": {"fp32": 66.9, "tf32": 494.7, "bf16": 989.4, "fp16": 989.4, "fp8": 1978.9},
         "source": "NVIDIA H200 datasheet (SXM; the chip of H100)",
     },
     "B200": {
@@ -2314,7 +2314,7 @@ ACCELERATORS = {
         "nvlink": 0,
         "nvlinks": 0,
         "names": [],
-        "peak_flops": {"fp32": 47.5, "tf32": 190, "bf16": 190, "fp16": 190},
+        "peak_flops": {"fp32": 47.5, "tf32": 190, "bf16": 190, "fp16": 190, "fp8": 190},
         "source": "AWS Neuron documentation (one device)",
     },
     "Trainium2": {
