@@ -28,7 +28,7 @@ HEAD = """<!-- Made by tools/efa_doc.py; `make docs` writes it anew. -->
 Every launcher takes its variables from one place, the filter `nccl_env(type, stack)`; types without EFA get none of EFA's.
 
 ```yaml
-env: "{{ 'p5.48xlarge' | muster.fleet.nccl_env(muster_stack) | items2dict('name', 'value') }}"
+env: "{{ 'p5.48xlarge' | muster.fleet.nccl_env(phases_stack) | items2dict('name', 'value') }}"
 ```
 
 What the plugin sets by itself (`NCCL_BUFFSIZE`, `NCCL_TOPO_FILE`, the tuner and others) is not in it: another value would

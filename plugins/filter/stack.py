@@ -13,6 +13,10 @@ from ansible_collections.muster.fleet.plugins.plugin_utils import stack_files
 
 def stack_source(stack, component, system, arch, mirror=""):
     """Where the component comes from, or the sentence that says why not."""
+    try:
+        logic.validate({key: value for key, value in stack.items() if key != "sha256"})
+    except logic.StackError as error:
+        raise AnsibleFilterError(str(error)) from error
     said = logic.refusal(stack, component, system, arch)
     if said:
         raise AnsibleFilterError(said)

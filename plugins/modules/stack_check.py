@@ -84,7 +84,7 @@ EXAMPLES = r"""
 
 - name: Look at the environment of a job
   muster.fleet.stack_check:
-    stack: "{{ muster_stack }}"
+    stack: "{{ phases_stack }}"
     instance_types: [p5.48xlarge]
     scopes: [env]
     nodes: 2

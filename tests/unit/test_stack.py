@@ -227,7 +227,12 @@ def test_a_fleet_s_stacks_are_judged_once_each() -> None:
     [("Debian", "12", "debian-12"), ("Debian", "13", "debian-13"), ("Ubuntu", "24", "aws-2026.11"), ("Amazon", "2023", "aws-2026.11")],
 )
 def test_a_node_s_system_names_its_stack(distribution: str, major: str, name: str) -> None:
-    default = yaml.safe_load((ROOT / "roles/phases/defaults/main.yml").read_text())["muster_stack_name"]
+    default = yaml.safe_load((ROOT / "roles/phases/defaults/main.yml").read_text())["phases_stack_name"]
     facts = {"distribution": distribution, "distribution_major_version": major}
     assert jinja2.Template(default).render(ansible_facts=facts) == name
     assert name in NAMES
+
+
+def test_a_stack_of_the_inventory_s_own_is_judged_as_well() -> None:
+    with pytest.raises(AnsibleFilterError, match=r"version of component gdrcopy is the number 2\.6 and must be text"):
+        filters.stack_source(changed("gdrcopy.version", 2.6), "gdrcopy", "debian12", "x86_64")
