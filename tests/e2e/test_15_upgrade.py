@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
@@ -11,13 +12,31 @@ import pytest
 pytestmark = pytest.mark.engine
 
 
-def test_a_version_that_nobody_offers_is_refused(fleet) -> None:
-    look = ("sh", "-c", "dpkg-query -W | sha256sum; ls /var/backups/slurm 2>&1; pgrep -a slurm")
+# A list of sources is compared before any of them is fetched, so a version may be one that is not there yet.
+SOURCES = [{"version": "27.11.1", "url": "http://127.0.0.1/none.tar.bz2", "sha256": "0" * 64}]
+
+
+@pytest.mark.parametrize(
+    ("variables", "sentence"),
+    [
+        (
+            {"slurm_version": "27.05"},
+            r"Slurm 27\.05 is offered by no source of controller-1, which has [\d.]+; set slurm_version to what there is",
+        ),
+        (
+            {"slurm_install_method": "source", "slurm_sources": SOURCES},
+            r"Slurm 24\.11\.\d+ on compute-1 cannot become 27\.11\.1 in one step, because 27\.11 understands only 27\.05, 26\.11 and "
+            r"26\.05; go by way of 26\.05\.",
+        ),
+    ],
+)
+def test_an_upgrade_that_cannot_be_is_refused(fleet, variables: dict, sentence: str) -> None:
+    look = ("sh", "-c", "dpkg-query -W | sha256sum; ls /var/backups/slurm /opt/slurm 2>&1; pgrep -a slurm")
     before = fleet.ansible("controller-1", *look)
-    done = fleet.run("playbooks/slurm_upgrade.yml", "-e", "slurm_version=27.05")
+    done = fleet.run("playbooks/slurm_upgrade.yml", "-e", json.dumps(variables))
     assert done.returncode != 0
     [said] = re.findall(r"^FAILED (.*)$", done.stdout, re.MULTILINE)
-    assert re.search(r"Slurm 27\.05 is offered by no source of controller-1, which has [\d.]+; set slurm_version to what there is", said)
+    assert re.search(sentence, said), said
     assert fleet.ansible("controller-1", *look) == before
 
 

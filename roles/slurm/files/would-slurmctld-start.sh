@@ -5,7 +5,7 @@
 # cgroup.conf, plugins) is known only when slurmctld starts. So it is started, where it reaches nothing: no network, no state, no database,
 # a munge of its own, and COPY in the place of FOLDER.
 copy=$1 folder=$2
-PATH=$PATH:/usr/sbin:/sbin
+PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin
 # A dry run on a node that has no Slurm yet.
 command -v slurmctld >/dev/null || exit 0
 
