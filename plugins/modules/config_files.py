@@ -45,6 +45,13 @@ options:
         description: Command as a list, with C(%s) for the path of the temporary file. A code other than 0 refuses the file.
         type: list
         elements: str
+      edit:
+        description:
+          - For files of somebody else, instead of O(files[].content). Command as a list that prints the file as it is to be; an item C(%s)
+            becomes the path of a copy of the file as it is. A code other than 0 refuses all files.
+          - Owner and mode stay. A file that is not there is left alone.
+        type: list
+        elements: str
       state:
         description: Whether the file is there.
         type: str
@@ -120,6 +127,7 @@ SPEC = {
     "group": {"type": "str", "default": "root"},
     "mode": {"type": "str", "default": "0644"},
     "validate": {"type": "list", "elements": "str"},
+    "edit": {"type": "list", "elements": "str"},
     "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
 }
 TOGETHER_SPEC = {
@@ -157,6 +165,18 @@ def wanted(module, spec):
     uid = number(module, pwd.getpwnam, spec["owner"], "user")
     gid = number(module, grp.getgrnam, spec["group"], "group")
     return spec["content"].encode(), uid, gid, int(spec["mode"], 8)
+
+
+def edited(module, index, spec, have):
+    """The same tuple for a file of somebody else, by what the command makes of it."""
+    if have is None or not os.path.exists(spec["dest"]):
+        return have
+    staged = stage(module, index, have[0])
+    rc, out, err = module.run_command([staged if part == "%s" else part for part in spec["edit"]], encoding=None)
+    if rc != 0:
+        message = "The file %s was not edited, nothing was written: %s"
+        module.fail_json(msg=message % (spec["dest"], (err or out).decode(errors="replace").strip()))
+    return (out,) + have[1:]
 
 
 def stage(module, index, content):
@@ -236,7 +256,8 @@ def main():
     )
     pending, diffs = [], []
     for index, spec in enumerate(module.params["files"]):
-        have, want = current(spec["dest"]), wanted(module, spec)
+        have = current(spec["dest"])
+        want = edited(module, index, spec, have) if spec["edit"] else wanted(module, spec)
         if have == want:
             continue
         if want and spec["validate"]:

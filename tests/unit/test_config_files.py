@@ -145,6 +145,30 @@ def test_absent(write, tmp_path):
     assert not write(old={"state": "absent"})["changed"]
 
 
+@pytest.mark.parametrize("check_mode", [True, False])
+def test_a_file_of_somebody_else_is_edited(write, tmp_path, check_mode):
+    (tmp_path / "theirs").write_bytes(b"one\ntwo \xff\n")
+    (tmp_path / "theirs").chmod(0o640)
+    edit = {"edit": ["sed", "s/one/1/", "%s"]}
+    assert names(write(check_mode=check_mode, theirs=edit)) == ["theirs"]
+    assert (tmp_path / "theirs").read_bytes() == (b"one\ntwo \xff\n" if check_mode else b"1\ntwo \xff\n")
+    assert (tmp_path / "theirs").stat().st_mode & 0o777 == 0o640
+    assert check_mode or not write(theirs=edit)["changed"]
+
+
+def test_what_is_not_there_is_not_edited(write, tmp_path):
+    (tmp_path / "link").symlink_to("nowhere")
+    assert not write(missing={"edit": ["false", "%s"]}, link={"edit": ["false"]})["changed"]
+
+
+def test_an_edit_that_is_refused_stops_all(write, tmp_path):
+    (tmp_path / "theirs").write_text("old")
+    result = write(mine="1", theirs={"edit": ["sh", "-c", "cat $0; echo it has no place >&2; exit 1", "%s"]})
+    assert result["msg"] == f"The file {tmp_path}/theirs was not edited, nothing was written: it has no place"
+    assert [path.name for path in tmp_path.iterdir()] == ["theirs"]
+    assert (tmp_path / "theirs").read_text() == "old"
+
+
 def test_a_link_is_replaced_and_its_target_left(write, tmp_path):
     (tmp_path / "target").write_text("theirs")
     (tmp_path / "link").symlink_to("target")
