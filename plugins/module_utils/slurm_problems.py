@@ -190,7 +190,25 @@ def network(topology, nodegroups):
     return found
 
 
-def problems(config, *, nodegroups, partitions, qos, accounts, users, gres_lines=(), topology=None, job_container=None, scripts=()):
+def adoption(config, pam_adopt):
+    """Sentences about ssh for users with a job: what Slurm needs to find a job's processes, and the admins' way in."""
+    if not pam_adopt:
+        return []
+    found = []
+    if "admins" not in pam_adopt:
+        found.append("slurm_pam_adopt has no admins; name the groups that come in by ssh without a job, or [] for root alone.")
+    for name in pam_adopt.get("admins") or []:
+        if not re.fullmatch(r"[^\s:,]+", str(name)):
+            found.append("slurm_pam_adopt.admins has %r, which is no name of a group; name one group in each entry." % name)
+    for key, needed in (("PrologFlags", "Contain"), ("ProctrackType", "proctrack/cgroup"), ("TaskPlugin", "task/cgroup")):
+        if needed.lower() not in str(lowered(config).get(key.lower(), "")).lower().split(","):
+            found.append("slurm_pam_adopt needs %s in %s, or a job has no processes to add to; add it to slurm_config." % (needed, key))
+    return found
+
+
+def problems(
+    config, *, nodegroups, partitions, qos, accounts, users, gres_lines=(), topology=None, job_container=None, scripts=(), pam_adopt=None
+):
     """All sentences about the data of role slurm; none when it can be tried."""
     try:
         nodegroups, gres_lines = [with_type(group) for group in nodegroups], [*gres_lines, *gres_of_types(gres_lines, nodegroups)]
@@ -198,6 +216,7 @@ def problems(config, *, nodegroups, partitions, qos, accounts, users, gres_lines
         return [str(error)]
     found = groups(nodegroups, partitions) + gres(config, nodegroups, gres_lines) + accounting(config, qos, accounts, users, partitions)
     found += network(topology or {}, nodegroups) + known_keys("slurm_job_container", job_container, JOB_CONTAINER_KEYS)
+    found += adoption(config, pam_adopt)
     for script in scripts:
         if not os.path.isabs(script["path"]) or not os.path.isfile(script["path"]):
             found.append("slurm_scripts names %s, which is no file on this machine; give its whole path." % script["path"])

@@ -40,6 +40,10 @@ ONE = {"name": "compute", "hosts": ["node-1"]}
             {"slurm_users": [{"name": name, "uid": 2000, "account": "muster"} for name in ("muster", "ada")]},
             "Users muster and ada of slurm_users have one UID, 2000; give each a UID of its own.",
         ),
+        (
+            {"slurm_pam_adopt": {"admins": ["sudo"]}, "slurm_config": {"PrologFlags": "Alloc"}},
+            "slurm_pam_adopt needs Contain in PrologFlags, or a job has no processes to add to; add it to slurm_config.",
+        ),
     ],
 )
 def test_slurm_that_cannot_be(refuse: Refuse, inventory, tmp_path: Path, variables: dict[str, object], sentence: str) -> None:  # noqa: F811

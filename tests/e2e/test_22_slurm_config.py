@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 from collections.abc import Iterator
 
 import pytest
@@ -42,6 +43,7 @@ SITE = {
         {"name": "compute", "hosts": ["compute-1", "compute-2"], "features": ["fast"], "params": {"Gres": "gpu:null:2"}},
     ],
     "slurm_gres": [{"nodegroups": ["compute"], "params": {"Name": "gpu", "Type": "null", "File": ["/dev/null", "/dev/zero"]}}],
+    "slurm_pam_adopt": {"admins": ["sudo", "adm"]},
     "slurm_partitions": [
         {**LOCAL["slurm_partitions"][0], "params": {**LOCAL["slurm_partitions"][0]["params"], "AllowQos": ["normal", "urgent"]}}
     ],
@@ -136,7 +138,7 @@ def site(fleet: Fleet, job: str, tmp_path_factory: pytest.TempPathFactory) -> It
     for hook, line in SCRIPTS.items():
         (folder / f"{hook}.sh").write_text(f"#!/bin/sh\n{line}\n")
     variables = {**SITE, "slurm_scripts": [{"hook": hook, "path": str(folder / f"{hook}.sh")} for hook in SCRIPTS]}
-    before = live_conf(fleet)
+    before, door = live_conf(fleet), fleet.ansible("compute-1", "cat", "/etc/pam.d/sshd")
     try:
         configure(fleet, **variables).check_returncode()
         yield variables
@@ -147,7 +149,7 @@ def site(fleet: Fleet, job: str, tmp_path_factory: pytest.TempPathFactory) -> It
         clean = "userdel ada; rm -rf /etc/slurm/site-* /run/muster-test-* /fsx/home/ada /var/tmp/jobs"
         for node in (CONTROLLER, "compute-1", "compute-2"):
             fleet.ansible(node, "sh", "-c", clean)
-        assert live_conf(fleet) == before
+        assert (live_conf(fleet), fleet.ansible("compute-1", "cat", "/etc/pam.d/sshd")) == (before, door)
 
 
 LEFT = ("user ada", "account vision", "account research", "qos urgent")
@@ -186,6 +188,55 @@ def test_a_job_has_what_it_asks_for_and_the_sites_scripts_ran(fleet: Fleet, site
     assert srun(fleet, *wants, "sh", "-c", look).splitlines() == ["here", "GRES=gpu:null:2(IDX:0-1)", "ada"]
     fleet.ansible("compute-1", "test", "-e", "/run/muster-test-prolog")
     assert "site-HealthCheckProgram.sh" in fleet.ansible(CONTROLLER, "scontrol", "show", "config")
+
+
+def come_in(fleet: Fleet, *argv: str) -> tuple[int, str]:
+    """As ada by ssh, which is another way than through root: how it ended, and what was said."""
+    done = subprocess.run(fleet.ssh("compute-1", *argv, user="ada"), capture_output=True, text=True, timeout=60, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_only_who_has_a_job_comes_in_by_ssh(fleet: Fleet, site: dict) -> None:
+    key = (fleet.state_dir / "ssh/id_ed25519.pub").read_text().strip()
+    fleet.ansible("compute-1", "sh", "-c", f"mkdir -p .ssh; echo '{key}' >.ssh/authorized_keys", user="ada")
+    code, said = come_in(fleet, "true")
+    assert (code, "Access denied by pam_slurm_adopt: you have no active jobs on this node" in said) == (255, True)
+    script = (ROOT / "roles/slurm/files/pam-adopt.py").read_text()
+    checked = fleet.ansible("compute-1", "python3", "-c", script, "try", "root", "ada").splitlines()
+    assert checked == ["root let in", "ada refused: Access denied by pam_slurm_adopt: you have no active jobs on this node"]
+    argv = (
+        "sbatch",
+        "--parsable",
+        "--mem=64",
+        "--output=/dev/null",
+        "--chdir=/",
+        "--nodelist=compute-1",
+        "--wrap=touch /tmp/mine; sleep 300",
+    )
+    number = fleet.ansible(CONTROLLER, *argv, user="ada")
+    fleet.wait_for(f"job {number} to run", lambda: state(fleet, number) == "RUNNING 0")
+    fleet.wait_for("its shell's /tmp", lambda: come_in(fleet, "ls", "/tmp") == (0, "mine\n"))
+    assert f"/job_{number}/step_extern" in come_in(fleet, "cat", "/proc/self/cgroup")[1]
+    stays = subprocess.Popen(fleet.ssh("compute-1", "sleep", "300", user="ada"), stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        fleet.wait_for(
+            "the second shell", lambda: fleet.ansible("compute-1", "pgrep", "-u", "ada", "-fx", "sleep 300", check=False).count("\n")
+        )
+        fleet.ansible(CONTROLLER, "scancel", number)
+        assert stays.wait(60) != 0
+    finally:
+        stays.kill()
+        stays.wait()
+
+
+def test_an_admin_comes_in_without_a_job(fleet: Fleet, site: dict) -> None:
+    fleet.wait_for("ada's job to be gone", lambda: come_in(fleet, "true")[0] == 255)
+    fleet.ansible("compute-1", "gpasswd", "--add", "ada", "adm")
+    try:
+        code, said = come_in(fleet, "cat", "/proc/self/cgroup")
+        assert (code, "job_" in said) == (0, False)
+    finally:
+        fleet.ansible("compute-1", "gpasswd", "--delete", "ada", "adm")
 
 
 def test_a_second_converge_with_all_of_it_changes_nothing(fleet: Fleet, site: dict, job: str) -> None:

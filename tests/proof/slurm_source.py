@@ -77,6 +77,8 @@ def cluster(artifacts) -> Cluster:
         pytest.exit(f"The archive of these nodes has no tarball of Slurm {VERSION}, so nothing is proven: {url}", returncode=75)
     made.vars = {
         "muster_components": ["common", "slurm"],
+        "slurm_rest": {"listen": "unix:/run/slurmrestd/slurmrestd.socket"},
+        "slurm_pam_adopt": {"admins": []},
         "muster_cache_dir": str(folder / "cache"),
         "slurm_install_method": "source",
         "slurm_sources": [{"version": VERSION, "url": url[0], "sha256": SHA256}],

@@ -2,7 +2,7 @@
 # Copyright: the Muster developers
 """A proof: a running fleet goes from Debian 13's Slurm to that of Debian testing, fails half-way, goes on, and goes back.
 
-Run by `make proofs`, or `pytest --engine tests/proof/slurm_upgrade.py`; about eight minutes on two cores. Where the
+Run by `make proofs`, or `pytest --engine tests/proof/slurm_upgrade.py`; about eleven minutes on two cores. Where the
 archive has no testing suite it ends with 75, which counts as not run.
 """
 
@@ -82,6 +82,8 @@ def cluster(artifacts) -> Cluster:
     # Debian's packages of 26.05 are built without PMIx.
     made.vars = {
         "muster_components": ["common", "slurm"],
+        "slurm_rest": {"listen": "unix:/run/slurmrestd/slurmrestd.socket"},
+        "slurm_pam_adopt": {"admins": []},
         "slurm_config": {**local["slurm_config"], "MpiDefault": "pmi2"},
         "muster_allow_not_run": [
             *local["muster_allow_not_run"],

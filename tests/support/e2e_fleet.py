@@ -103,14 +103,24 @@ class Fleet:
         """Run a command on a node over SSH as Ansible does, with the fleet's key and a checked host key; what it wrote, stripped."""
         if user != "root":
             argv = ("runuser", "--login", user, "--command", shlex.join(argv))
-        ssh = self.state_dir / "ssh"
-        options = ["-o", f"UserKnownHostsFile={ssh}/known_hosts", "-o", "StrictHostKeyChecking=yes", "-o", "BatchMode=yes"]
-        remote = ["ssh", "-F", "none", "-i", str(ssh / "id_ed25519"), *options, f"root@{self.containers().address(host)}", shlex.join(argv)]
         done = subprocess.run(
-            remote, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=timeout, check=False
+            self.ssh(host, *argv),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=timeout,
+            check=False,
         )
         assert not check or done.returncode == 0, f"{shlex.join(argv)} on {host} ended with {done.returncode}: {done.stdout[-2000:]}"
         return done.stdout.strip()
+
+    def ssh(self, host: str, *argv: str, user: str = "root") -> list[str]:
+        """The command that comes in by ssh as `user`."""
+        ssh = self.state_dir / "ssh"
+        options = ["-o", f"UserKnownHostsFile={ssh}/known_hosts", "-o", "StrictHostKeyChecking=yes", "-o", "BatchMode=yes"]
+        address = self.containers().address(host)
+        return ["ssh", "-F", "none", "-i", str(ssh / "id_ed25519"), *options, f"{user}@{address}", shlex.join(argv)]
 
     def containers(self) -> Containers:
         """The containers themselves, for what a user cannot type."""

@@ -10,6 +10,7 @@ from ansible_collections.muster.fleet.plugins.filter.slurm_conf import FilterMod
 
 CONFIG = {"AccountingStorageType": "accounting_storage/slurmdbd", "GresTypes": "gpu"}
 NONE = {"AccountingStorageType": "accounting_storage/none"}
+CONTAINED = {**CONFIG, "PrologFlags": "Alloc,Contain", "proctracktype": "proctrack/cgroup", "TaskPlugin": "task/cgroup,task/affinity"}
 GPUS = {"name": "gpu", "hosts": ["g1", "g2"], "params": {"Gres": "gpu:h100:8"}}
 TYPED = {"name": "gpu", "hosts": ["g1", "g2"], "instance_type": "p5.48xlarge"}
 DATA = {
@@ -52,6 +53,8 @@ def user(name: str = "ada", **more) -> dict:
         {"topology": {"switches": SWITCHES}, "job_container": {"AutoBasePath": True, "basepath": "/scratch"}},
         {"topology": {"blocks": [{"name": "b", "nodegroups": ["compute"]}], "block_sizes": [2]}},
         {"scripts": [{"hook": "Prolog", "path": __file__}]},
+        {"config": CONTAINED, "pam_adopt": {"admins": ["sudo"]}},
+        {"config": CONTAINED, "pam_adopt": {"admins": []}},
     ],
 )
 def test_what_can_be(data):
@@ -154,6 +157,18 @@ def test_what_can_be(data):
         (
             {"scripts": [{"hook": "Prolog", "path": "prolog.sh"}]},
             "slurm_scripts names prolog.sh, which is no file on this machine; give its whole path.",
+        ),
+        (
+            {"config": CONTAINED, "pam_adopt": {"action_no_jobs": "ignore"}},
+            "slurm_pam_adopt has no admins; name the groups that come in by ssh without a job, or [] for root alone.",
+        ),
+        (
+            {"config": CONTAINED, "pam_adopt": {"admins": ["sudo, adm"]}},
+            "slurm_pam_adopt.admins has 'sudo, adm', which is no name of a group; name one group in each entry.",
+        ),
+        (
+            {"config": {**CONTAINED, "PrologFlags": "Alloc"}, "pam_adopt": {"admins": []}},
+            "slurm_pam_adopt needs Contain in PrologFlags, or a job has no processes to add to; add it to slurm_config.",
         ),
     ],
 )
