@@ -22,6 +22,8 @@ import tarfile
 import zlib
 from typing import Any
 
+from ansible_collections.muster.fleet.plugins.module_utils.slurm_upgrade import accepted, listed
+
 SCHEMA = "muster.slurm_backup/1"
 DATABASE, STATE, CONFIG = "database.sql.gz", "state.tar.gz", "config.tar.gz"
 PARTS = (DATABASE, STATE, CONFIG)
@@ -293,6 +295,12 @@ def objections(manifest, *, cluster, installed, live, force):
         return [
             "The backup was made by Slurm %s and %s is installed, which cannot read it; install %d.%02d or newer first."
             % (manifest["slurm"], installed, *release(manifest["slurm"]))
+        ]
+    made, here = ("%d.%02d" % release(text) for text in (manifest["slurm"], installed or manifest["slurm"]))
+    if made != here and made not in accepted(here):
+        return [
+            "The backup was made by Slurm %s and %s is installed, which reads only %s; install %s for the restore and upgrade after it."
+            % (manifest["slurm"], installed, listed([here, *accepted(here)]), made)
         ]
     if not live or force:
         return []

@@ -15,8 +15,8 @@ description:
   - V(restored) puts an archive back on a controller whose slurmctld and slurmdbd are stopped by it, and starts neither of them. What was
     there is put aside, the database under a name that ends in C(_replaced). Files of C(/etc/slurm) that exist are left alone, because they
     follow from the inventory.
-  - Nothing is changed when the archive is damaged or incomplete, belongs to another cluster, was made by a newer Slurm, or is older than
-    the database it would replace.
+  - Nothing is changed when the archive is damaged or incomplete, belongs to another cluster, was made by a newer Slurm or by one too old
+    to be read, or is older than the database it would replace.
 author:
   - The Muster developers (@muster-fleet)
 options:
@@ -273,7 +273,8 @@ def restore(module, host, path, cluster, force):
     if local and not host.active("mariadb") and not module.check_mode:
         host.run("systemctl", "start", "mariadb", what="MariaDB does not start")
         begun = True
-    reachable = not local or host.active("mariadb")
+    # Before the install phase a controller made anew has no client.
+    reachable = shutil.which("mariadb") and (not local or host.active("mariadb"))
     found = logic.objections(
         manifest,
         cluster=cluster or manifest["cluster"],

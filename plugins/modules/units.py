@@ -28,6 +28,12 @@ options:
     type: str
     choices: [started, restarted, stopped]
     default: started
+  unwanted:
+    description: Units that are stopped and disabled before O(names) are looked after; one that does not exist is as it should be.
+    type: list
+    elements: str
+    default: []
+    version_added: 0.2.0
   restart_after:
     description:
       - Files that the units read when they start. A unit that started before one of them was last written is restarted.
@@ -83,14 +89,15 @@ def main():
         argument_spec={
             "names": {"type": "list", "elements": "str", "required": True},
             "state": {"type": "str", "choices": ["started", "restarted", "stopped"], "default": "started"},
+            "unwanted": {"type": "list", "elements": "str", "default": []},
             "restart_after": {"type": "list", "elements": "path", "default": []},
             "executables": {"type": "list", "elements": "path", "default": []},
         },
         supports_check_mode=True,
     )
-    names, state = module.params["names"], module.params["state"]
-    out = module.run_command(["systemctl", "show", "--property=" + PROPERTIES, *names], check_rc=True)[1]
-    before = parse_show(out, names)
+    names, state, unwanted = module.params["names"], module.params["state"], module.params["unwanted"]
+    out = module.run_command(["systemctl", "show", "--property=" + PROPERTIES, *names, *unwanted], check_rc=True)[1]
+    before = parse_show(out, [*names, *unwanted])
     missing = [name for name in names if before[name]["LoadState"] == "not-found"]
     if missing and not module.check_mode:
         module.fail_json(msg="The systemd unit %s does not exist on this node; install the package that brings it first." % missing[0])
@@ -100,7 +107,8 @@ def main():
     now, monotonic = time.time(), time.monotonic()
     broken = any(os.path.exists(path) and not os.access(path, os.X_OK) for path in module.params["executables"])
     stale = [name for name in names if broken or started_at(before[name], now, monotonic) < written]
-    commands = plan(names, state, before, stale)
+    commands = plan(unwanted, "stopped", before) + plan(names, state, before, stale)
+    ends = {name: "stopped" for name in unwanted}
     if not module.check_mode:
         for command in commands:
             rc, _out, err = module.run_command(command)
@@ -113,8 +121,8 @@ def main():
         changed=bool(commands),
         commands=commands,
         diff={
-            "before": "".join("%s: %s, %s\n" % (name, before[name]["ActiveState"], before[name]["UnitFileState"]) for name in names),
-            "after": "".join("%s: %s\n" % (name, state) for name in names),
+            "before": "".join("%s: %s, %s\n" % (name, before[name]["ActiveState"], before[name]["UnitFileState"]) for name in before),
+            "after": "".join("%s: %s\n" % (name, ends.get(name, state)) for name in before),
         }
         if commands
         else {},

@@ -185,7 +185,7 @@ LIVE = {"schema": 16, "clusters": ["blue"], "newest": FACTS["taken"] - 10}
 
 def test_what_fits_is_not_refused() -> None:
     assert refusal() == refusal(installed="") == refusal(live=LIVE) == []
-    assert refusal(manifest={"slurm": "22.05.8"}) == refusal(manifest={"slurm": "24.11.9"}) == []
+    assert refusal(manifest={"slurm": "23.02.7"}) == refusal(manifest={"slurm": "24.11.9"}) == []
 
 
 @pytest.mark.parametrize(
@@ -193,6 +193,10 @@ def test_what_fits_is_not_refused() -> None:
     [
         ({"cluster": "red"}, "is of cluster blue and this fleet is red"),
         ({"manifest": {"slurm": "25.05.1"}}, "Slurm 25.05.1 and 24.11.5 is installed.*install 25.05 or newer first"),
+        (
+            {"manifest": {"slurm": "22.05.8"}},
+            "by Slurm 22.05.8 and 24.11.5 is installed, which reads only 24.11, 24.05, 23.11 and 23.02; install 22.05 for the restore",
+        ),
         ({"live": {**LIVE, "schema": 17}}, "has schema 17 and the backup the older 16"),
         (
             {"live": {**LIVE, "newest": FACTS["taken"] + 1}},

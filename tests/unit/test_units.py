@@ -114,6 +114,15 @@ def test_start_what_is_not_started(call, systemd):
     assert "slurmd: inactive, disabled" in result["diff"]["before"]
 
 
+def test_what_is_not_wanted_is_stopped_and_need_not_be_there(call, systemd):
+    result = call(module, names=["munge"], unwanted=["mariadb", "slurmd", "sackd"])
+    assert result["changed"]
+    assert systemd() == ["daemon-reload", "disable --now mariadb"]
+    assert "mariadb: active, enabled" in result["diff"]["before"]
+    assert "mariadb: stopped" in result["diff"]["after"]
+    assert "munge: started" in result["diff"]["after"]
+
+
 def test_check_mode_tells_and_does_nothing(call, systemd):
     result = call(module, check_mode=True, names=["slurmd"])
     assert (result["changed"], len(result["commands"]), systemd()) == (True, 2, [])
