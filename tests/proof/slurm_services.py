@@ -2,15 +2,17 @@
 # Copyright: the Muster developers
 """Proof on a fleet of its own: two controllers, a database elsewhere behind TLS, slurmrestd.
 
-Run by hand: `.venv/bin/pytest --engine tests/proof/slurm_services.py`.
+Run by `make proofs`, or `pytest --engine tests/proof/slurm_services.py`; about eight minutes on two cores.
 """
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 import shlex
 import subprocess
+import tarfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -200,3 +202,61 @@ def test_controllers_with_a_state_folder_each_are_refused(fleet: Fleet) -> None:
     sentence = f"controller-2 does not see in {STATE} what controller-1 wrote there as user slurm; mount one shared folder there"
     assert sentence in done.stdout, shlex.join(done.args)
     assert {host: fleet.ansible(host, "pidof", "slurmctld") for host in before} == before
+
+
+CONTROLLERS = ("controller-1", "controller-2")
+
+
+def configure(fleet: Fleet, *words: str, **variables: object) -> subprocess.CompletedProcess:
+    """The configure phase on the controllers."""
+    only = {"muster_components": ["slurm"], "muster_phases": ["configure"], **variables}
+    return fleet.run("playbooks/stack.yml", "--limit=localhost,controller-1,controller-2", *words, "-e", json.dumps(only))
+
+
+@pytest.mark.parametrize("where", ["another host", "the controller"])
+def test_a_database_in_another_place_would_begin_anew_and_is_refused(fleet: Fleet, where: str) -> None:
+    site = yaml.safe_load((fleet.inventory / "group_vars" / "all.yml").read_text())
+    moved: dict[str, object] = {"slurm_database": {**site["slurm_database"], "host": "compute-1"}}
+    if where == "the controller":
+        alone = {key: value for key, value in site["slurm_config"].items() if key != "AccountingStorageBackupHost"}
+        moved = {"slurm_database": {}, "slurm_config": alone}
+    look = ("sh", "-c", "find /etc -type f | sort | xargs sha256sum; pidof slurmctld slurmdbd slurmrestd munged")
+    before = {host: fleet.ansible(host, *look) for host in CONTROLLERS}
+    done = configure(fleet, **moved)
+    assert done.returncode != 0
+    to = "localhost" if moved["slurm_database"] == {} else "compute-1"
+    said = f"has its database slurm_acct_db on compute-2 and would begin an empty slurm_acct_db on {to}, without accounts and history;"
+    assert said in done.stdout, done.stdout[-3000:]
+    assert {host: fleet.ansible(host, *look) for host in CONTROLLERS} == before
+
+
+def test_a_backup_of_a_database_elsewhere(fleet: Fleet) -> None:
+    done = fleet.run("playbooks/slurm_backup.yml")
+    assert done.returncode == 0, done.stdout[-3000:]
+    [archive] = (fleet.folder / "backups" / NAME).iterdir()
+    with tarfile.open(archive) as tar:
+        dump = gzip.decompress(tar.extractfile("database.sql.gz").read())
+    assert f"CREATE TABLE `{NAME}_job_table`".encode() in dump
+    fleet.wait_for("both to be up", lambda: fleet.ansible("controller-1", "scontrol", "ping", check=False).count(" is UP") == 2, 60)
+
+
+def test_slurmrestd_ends_when_the_inventory_no_longer_names_it(fleet: Fleet) -> None:
+    dry = configure(fleet, "--check", "--diff", slurm_rest={})
+    assert "+slurmrestd: stopped" in dry.stdout, dry.stdout[-3000:]
+    assert fleet.ansible("controller-1", "systemctl", "is-active", "slurmrestd") == "active"
+    done = configure(fleet, slurm_rest={})
+    assert done.returncode == 0, done.stdout[-3000:]
+    said = fleet.ansible(
+        "controller-1", "sh", "-c", "systemctl show -P ActiveState -P UnitFileState slurmrestd; scontrol token", check=False
+    )
+    assert said.splitlines()[:2] == ["inactive", "disabled"]
+    assert "SLURM_JWT=" not in said
+    for host in CONTROLLERS:
+        assert (
+            fleet.ansible(
+                host, "sh", "-c", "ls /etc/slurm/jwt_hs256.key /etc/systemd/system/slurmrestd.service.d/* 2>/dev/null || echo none"
+            )
+            == "none"
+        )
+    again = configure(fleet, slurm_rest={})
+    assert set(re.findall(r"changed=(\d+)", again.stdout)) == {"0"}, again.stdout[-3000:]
