@@ -163,19 +163,23 @@ def test_accounting_survives_its_database(fleet: Fleet) -> None:
     assert [row for row in accounted(fleet) if not row.startswith(f"{number}|")] == before
 
 
-def test_full_spool_is_named_and_nothing_breaks(fleet: Fleet) -> None:
+def test_full_spool_and_a_broken_daemon_are_named_and_nothing_breaks(fleet: Fleet) -> None:
     fleet.ansible("compute-1", "sh", "-c", f"dd if=/dev/zero of={SPOOL}/filler bs=1M status=none; df -m {SPOOL}", check=False)
+    fleet.ansible("compute-2", "systemctl", "stop", "slurmd")
     try:
         done = fleet.run("playbooks/validate.yml", "-e", '{"muster_phases": ["verify_node"]}')
+        fleet.ansible("compute-2", "systemctl", "start", "slurmd")
         assert done.returncode != 0
-        assert ("compute-1", "slurm.spool_space") in failed_checks(fleet)
+        assert {("compute-1", "slurm.spool_space"), ("compute-2", "slurm.slurmd_active")} <= failed_checks(fleet)
         assert re.search(r"FAILED compute-1: slurm\.spool_space: .* Remedy: Free space in /var/lib/slurm/slurmd", done.stdout)
+        assert re.search(r"FAILED compute-2: slurm\.slurmd_active: .* Remedy: Read journalctl -u slurmd on the node", done.stdout)
         number = submit(fleet, "true", "--nodelist=compute-1")
         fleet.wait_for(
             "Slurm to drain the node", lambda: "SlurmdSpoolDir is full" in slurm(fleet, "sinfo", "--noheader", "--format=%E"), 30
         )
     finally:
         fleet.ansible("compute-1", "rm", f"{SPOOL}/filler")
+        fleet.ansible("compute-2", "systemctl", "start", "slurmd")
     fleet.wait_for("the job in the queue again", lambda: job(fleet, number, "Restarts") == "1")
     assert job(fleet, number, "JobState") in ("PENDING", "REQUEUED")
     slurm(fleet, "scontrol", "update", "nodename=compute-1", "state=resume")
