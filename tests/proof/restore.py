@@ -137,6 +137,16 @@ def test_a_restore_into_what_does_not_fit_changes_nothing(cluster: Cluster, arch
     assert cluster.look() == before
 
 
+def test_a_database_elsewhere_would_begin_anew_and_is_refused(cluster: Cluster, jobs: dict[str, str]) -> None:
+    before = cluster.look()
+    cluster.env["MOVED_DATABASE"] = "NotToBeSeen"
+    elsewhere = {"host": "db-2", "tls": False, "password_env": "MOVED_DATABASE"}
+    said = refused(cluster.play("stack", muster_phases=["configure"], slurm_database=elsewhere))
+    assert "slurmdbd has its database slurm_acct_db on localhost and would begin an empty slurm_acct_db on db-2, without accounts" in said
+    assert "remove /etc/slurm/slurmdbd.conf and run this again" in said
+    assert cluster.look() == before
+
+
 def test_a_lost_controller_comes_back_with_queue_history_and_running_jobs(
     cluster: Cluster, jobs: dict[str, str], archive: Path, tmp_path: Path
 ) -> None:
