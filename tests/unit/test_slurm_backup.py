@@ -185,6 +185,7 @@ LIVE = {"schema": 16, "clusters": ["blue"], "newest": FACTS["taken"] - 10}
 
 def test_what_fits_is_not_refused() -> None:
     assert refusal() == refusal(installed="") == refusal(live=LIVE) == []
+    assert refusal(installed="", manifest={"slurm": "22.05.8"}) == []
     assert refusal(manifest={"slurm": "23.02.7"}) == refusal(manifest={"slurm": "24.11.9"}) == []
 
 
