@@ -2,9 +2,10 @@
 # Copyright: the Muster developers
 """Slow tests that are run by hand, and the record that they were.
 
-tests/proofs.json holds a list of proofs: `name`, `inputs` (globs below the checkout, as git understands them), `command` (argv), and what
-the last run left: `inputs_sha256`, `date`, `seconds`, `result` (passed, failed, or not_run when its command ended with 75, which says that
-something it needs cannot be had here, such as an archive).
+tests/proofs.json holds a list of proofs: `name`, `inputs` (globs below the checkout, as git understands them; `@name` stands for those of `shared`),
+`command` (argv), and what the last run left: `inputs_sha256`, `date`, `seconds`, `result` (passed, failed, or not_run when its command ended
+with 75, which says that something it needs cannot be had here, such as an archive). The inputs are what the proof is about; what it merely runs
+on, such as the playbook that configures its fleet, is tested by every `make test`.
 
     proofs.py run [NAME…]   runs those whose inputs changed or that did not pass, or the named ones
     proofs.py check         exits 1 and names the proofs that would be run
@@ -41,6 +42,12 @@ def inputs_sha256(inputs: list[str], root: Path) -> str:
     return digest.hexdigest()
 
 
+def expand(document: dict[str, Any], proof: dict[str, Any]) -> list[str]:
+    """The globs of a proof, with those that it shares with others."""
+    shared = document.get("shared", {})
+    return [glob for each in proof["inputs"] for glob in (shared[each[1:]] if each.startswith("@") else [each])]
+
+
 def why_stale(proof: dict[str, Any], now: str) -> str:
     """The reason to run a proof whose inputs hash to `now`; empty when its record holds."""
     if "inputs_sha256" not in proof:
@@ -54,11 +61,11 @@ def why_stale(proof: dict[str, Any], now: str) -> str:
     return ""
 
 
-def run(proof: dict[str, Any], root: Path) -> None:
+def run(proof: dict[str, Any], inputs: list[str], root: Path) -> None:
     """Run a proof's command from `root` and write what came of it into `proof`."""
     started = time.time()
     # Taken before, so that a file changed meanwhile makes the proof stale.
-    now = inputs_sha256(proof["inputs"], root)
+    now = inputs_sha256(inputs, root)
     code = subprocess.run(proof["command"], cwd=root, check=False).returncode
     proof["inputs_sha256"] = now
     proof["date"] = time.strftime("%Y-%m-%d", time.gmtime(started))
@@ -76,7 +83,7 @@ def main(argv: list[str], record: Path = RECORD, root: Path = ROOT) -> int:
     for name in options.names:
         if name not in proofs:
             raise SystemExit(f"There is no proof {name}; there are: {', '.join(proofs) or 'none'}.")
-    stale = {name: why for name, proof in proofs.items() if (why := why_stale(proof, inputs_sha256(proof["inputs"], root)))}
+    stale = {name: why for name, proof in proofs.items() if (why := why_stale(proof, inputs_sha256(expand(document, proof), root)))}
 
     if options.action == "check":
         for name, why in stale.items():
@@ -87,7 +94,7 @@ def main(argv: list[str], record: Path = RECORD, root: Path = ROOT) -> int:
     chosen = options.names or list(stale)
     for name in chosen:
         print(f"proof {name} {stale.get(name, 'was asked for')}", flush=True)
-        run(proofs[name], root)
+        run(proofs[name], expand(document, proofs[name]), root)
         print(f"proof {name}: {proofs[name]['result']} in {proofs[name]['seconds']} s", flush=True)
         record.write_text(json.dumps(document, indent=2) + "\n")
     return 1 if any(proofs[name]["result"] != "passed" for name in chosen) else 0

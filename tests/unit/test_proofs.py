@@ -54,6 +54,19 @@ def test_a_proof_holds_until_an_input_changes(checkout: Path, capsys: pytest.Cap
     assert "is older than its inputs" in capsys.readouterr().out
 
 
+def test_shared_inputs_are_inputs(checkout: Path) -> None:
+    document = json.loads((checkout / "proofs.json").read_text())
+    document["shared"] = {"role": ["roles/phases/*"]}
+    document["proofs"][0]["inputs"].append("@role")
+    (checkout / "proofs.json").write_text(json.dumps(document))
+    (checkout / "roles/phases").mkdir()
+    (checkout / "roles/phases/main.yml").write_text("a")
+    assert call(checkout, "run") == 0
+    assert call(checkout, "check") == 0
+    (checkout / "roles/phases/main.yml").write_text("b")
+    assert call(checkout, "check") == 1
+
+
 def test_a_proof_that_could_not_be_run_does_not_hold(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
     document = json.loads((checkout / "proofs.json").read_text())
     document["proofs"][0]["command"] = ["sh", "-c", "exit 75"]
