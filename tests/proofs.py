@@ -2,10 +2,10 @@
 # Copyright: the Muster developers
 """Slow tests that are run by hand, and the record that they were.
 
-tests/proofs.json holds a list of proofs: `name`, `inputs` (globs below the checkout, as git understands them; `@name` stands for those of `shared`),
-`command` (argv), and what the last run left: `inputs_sha256`, `date`, `seconds`, `result` (passed, failed, or not_run when its command ended
-with 75, which says that something it needs cannot be had here, such as an archive). The inputs are what the proof is about; what it merely runs
-on, such as the playbook that configures its fleet, is tested by every `make test`.
+tests/proofs.json holds a list of proofs: `name`, `inputs` (globs below the checkout, as git understands them; `@name` stands for those of
+`shared`), `command` (argv), and what the last run left: `inputs_sha256`, `date`, `seconds`, `result` (passed, failed, or not_run when its
+command ended with 75, which says that something it needs cannot be had here, such as an archive). The inputs are what the proof is about;
+what it merely runs on, such as the playbook that configures its fleet, is tested by every `make test`.
 
     proofs.py run [NAME…]   runs those whose inputs changed or that did not pass, or the named ones
     proofs.py check         exits 1 and names the proofs that would be run
