@@ -214,6 +214,13 @@ def _check_proof(judge, where, source, architectures):
         judge.typed("names of %s" % where, source["names"], dict)
 
 
+def _filled(text, fill):
+    """The text with its placeholders filled: {"{version}": "1.2", ...}."""
+    for placeholder, value in fill.items():
+        text = text.replace(placeholder, value)
+    return text
+
+
 def source_of(stack, name, system, arch):
     """Where a component comes from on one system: its first source for it, with its placeholders filled, or None.
 
@@ -225,24 +232,19 @@ def source_of(stack, name, system, arch):
         names = source.get("names", {})
         fill = {"{version}": stack[name]["version"], "{arch}": names.get(arch, arch), "{system}": names.get(system, system)}
 
-        def filled(text, fill=fill):
-            for placeholder, value in fill.items():
-                text = text.replace(placeholder, value)
-            return text
-
         kind = next(each for each in SOURCES if each in source)
         found = {**source, "kind": kind}
         if kind in ("url", "repository"):
-            found[kind] = filled(source[kind])
+            found[kind] = _filled(source[kind], fill)
             sums = source.get("sha256", "")
             found["sha256"] = sums.get(arch, "") if isinstance(sums, dict) else sums
             if "signature" in source:
-                signature = {key: filled(value) for key, value in source["signature"].items()}
+                signature = {key: _filled(value, fill) for key, value in source["signature"].items()}
                 if kind == "url":
                     signature.setdefault("url", found["url"] + ".sig")
                 found["signature"] = signature
             if "packages" in source:
-                found["packages"] = [filled(each) for each in source["packages"]]
+                found["packages"] = [_filled(each, fill) for each in source["packages"]]
         return found
     return None
 

@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
-# Each of them registers its rules.
-from ansible_collections.muster.fleet.plugins.module_utils import rules_env, rules_launch, rules_node, rules_stack  # noqa: F401
+from ansible_collections.muster.fleet.plugins.module_utils import rules_env, rules_launch, rules_node, rules_stack
 from ansible_collections.muster.fleet.plugins.module_utils.rule_case import RULES, SCOPES, Case, Missing
 
+# Each of them registers its rules.
+PARTS = (rules_stack, rules_launch, rules_node, rules_env)
 WORST_FIRST = ("refused", "warned", "not_run", "passed", "not_applicable")
 
 
