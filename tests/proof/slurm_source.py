@@ -47,12 +47,12 @@ class Cluster(Fleet):
         return done.stdout
 
     def refused(self, **variables: object) -> str:
-        """The sentence with which the install phase is refused, the same on all nodes that say one."""
+        """The last sentence with which the install phase is refused; before it, a fetch says its own."""
         done = self.play("stack", muster_phases=["install"], **variables)
         assert done.returncode != 0, done.stdout[-3000:]
         said = re.findall(r"^\[ERROR\]: Task failed: (?:\w+ failed: )?(.*)$", done.stdout, re.MULTILINE)
-        assert len(set(said)) == 1, done.stdout[-3000:]
-        return said[0]
+        assert said, done.stdout[-3000:]
+        return said[-1]
 
     def statuses(self) -> dict[tuple[str, str], tuple[str, str]]:
         return {(check["host"], check["check"]): (check["status"], check["found"]) for check in self.events("check")}
@@ -103,7 +103,7 @@ def test_another_tarball_is_refused(cluster: Cluster) -> None:
 
 
 def test_a_version_without_a_tarball_is_refused(cluster: Cluster) -> None:
-    assert cluster.refused(slurm_version="25.05.1") == "Module failed: slurm_version 25.05.1 is not in slurm_sources, which has 24.11.5."
+    assert cluster.refused(slurm_version="25.05.1") == "slurm_version 25.05.1 is not in slurm_sources, which has 24.11.5."
 
 
 def test_it_is_built_once_and_proven(cluster: Cluster, built: str) -> None:
