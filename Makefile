@@ -24,7 +24,7 @@ test:
 	@tools/setup.sh --test
 	$(STAGE) lint 240 -- $(MAKE) --no-print-directory lint
 	$(STAGE) unit 420 -- $(MAKE) --no-print-directory unit
-	$(STAGE) fleet 2100 -- $(BIN)/pytest --engine --ignore=tests/unit tests
+	$(STAGE) fleet 2700 -- $(BIN)/pytest --engine --ignore=tests/unit tests
 	$(STAGE) proofs 10 -- $(BIN)/python tests/proofs.py check
 endif
 
