@@ -239,6 +239,7 @@ def test_only_who_has_a_job_comes_in_by_ssh(fleet: Fleet, site: dict) -> None:
         "--parsable",
         "--time=5",
         "--mem=64",
+        "--gres=gpu:2",  # of which /dev/null is one, here
         "--output=/dev/null",
         "--chdir=/",
         "--nodelist=compute-1",
