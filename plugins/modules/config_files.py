@@ -30,11 +30,11 @@ options:
         type: str
         default: ""
       owner:
-        description: Owner.
+        description: Owner, by name or number.
         type: str
         default: root
       group:
-        description: Group.
+        description: Group, by name or number.
         type: str
         default: root
       mode:
@@ -53,9 +53,51 @@ options:
         type: list
         elements: str
       state:
-        description: Whether the file is there.
+        description: Whether the file is there, or with V(directory) a folder with this owner and mode, whatever is in it.
         type: str
-        choices: [present, absent]
+        choices: [present, absent, directory]
+        default: present
+  secrets:
+    description:
+      - More files, whose contents are shown nowhere, in the diff neither. They are written together with O(files).
+      - Each is described as one of O(files), but is for its owner alone unless it has a mode.
+    type: list
+    elements: dict
+    default: []
+    version_added: 0.2.0
+    suboptions:
+      dest:
+        description: As in O(files).
+        type: path
+        required: true
+      content:
+        description: As in O(files).
+        type: str
+        default: ""
+      owner:
+        description: As in O(files).
+        type: str
+        default: root
+      group:
+        description: As in O(files).
+        type: str
+        default: root
+      mode:
+        description: As in O(files).
+        type: str
+        default: "0600"
+      validate:
+        description: As in O(files).
+        type: list
+        elements: str
+      edit:
+        description: As in O(files).
+        type: list
+        elements: str
+      state:
+        description: As in O(files).
+        type: str
+        choices: [present, absent, directory]
         default: present
   validate_together:
     description:
@@ -128,8 +170,10 @@ SPEC = {
     "mode": {"type": "str", "default": "0644"},
     "validate": {"type": "list", "elements": "str"},
     "edit": {"type": "list", "elements": "str"},
-    "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
+    "state": {"type": "str", "choices": ["present", "absent", "directory"], "default": "present"},
 }
+SECRET_SPEC = {**SPEC, "content": {"type": "str", "default": "", "no_log": True}, "mode": {"type": "str", "default": "0600"}}
+FOLDER = None
 TOGETHER_SPEC = {
     "folder": {"type": "path", "required": True},
     "argv": {"type": "list", "elements": "str", "required": True},
@@ -137,18 +181,22 @@ TOGETHER_SPEC = {
 
 
 def current(path):
-    """(content as bytes, uid, gid, mode) of a file, or None."""
+    """(content as bytes, uid, gid, mode) of a file, or None; a folder has FOLDER as content."""
     if not os.path.lexists(path):
         return None
     if not os.path.exists(path):
         # A link to nowhere is not the file, but something to replace or take away.
         return b"", -1, -1, 0
     info = os.stat(path)
+    if stat.S_ISDIR(info.st_mode):
+        return FOLDER, info.st_uid, info.st_gid, stat.S_IMODE(info.st_mode)
     with open(path, "rb") as handle:
         return handle.read(), info.st_uid, info.st_gid, stat.S_IMODE(info.st_mode)
 
 
 def number(module, lookup, name, what):
+    if name.isdigit():
+        return int(name)
     try:
         return lookup(name)[2]
     except KeyError:
@@ -164,7 +212,7 @@ def wanted(module, spec):
         return None
     uid = number(module, pwd.getpwnam, spec["owner"], "user")
     gid = number(module, grp.getgrnam, spec["group"], "group")
-    return spec["content"].encode(), uid, gid, int(spec["mode"], 8)
+    return FOLDER if spec["state"] == "directory" else spec["content"].encode(), uid, gid, int(spec["mode"], 8)
 
 
 def edited(module, index, spec, have):
@@ -223,6 +271,11 @@ def put(dest, want):
         os.unlink(dest)
         return
     content, uid, gid, mode = want
+    if content is FOLDER:
+        os.makedirs(dest, mode=0o755, exist_ok=True)
+        os.chown(dest, uid, gid)
+        os.chmod(dest, mode)
+        return
     os.makedirs(os.path.dirname(dest), mode=0o755, exist_ok=True)
     temporary = os.path.join(os.path.dirname(dest), ".%s.muster-%d" % (os.path.basename(dest), os.getpid()))
     try:
@@ -238,7 +291,7 @@ def put(dest, want):
 
 
 def text(state):
-    return "" if state is None else state[0].decode(errors="replace")
+    return "" if state is None or state[0] is FOLDER else state[0].decode(errors="replace")
 
 
 def attributes(state):
@@ -250,13 +303,17 @@ def main():
         argument_spec={
             "files": {"type": "list", "elements": "dict", "required": True, "options": SPEC},
             "validate_together": {"type": "list", "elements": "dict", "default": [], "options": TOGETHER_SPEC},
+            "secrets": {"type": "list", "elements": "dict", "default": [], "options": SECRET_SPEC, "no_log": False},
             "show_diff": {"type": "bool", "default": True},
         },
         supports_check_mode=True,
     )
     pending, diffs = [], []
-    for index, spec in enumerate(module.params["files"]):
+    files = module.params["files"]
+    for index, spec in enumerate(files + module.params["secrets"]):
         have = current(spec["dest"])
+        if have and (have[0] is FOLDER) != (spec["state"] == "directory"):
+            module.fail_json(msg="%s is %s on this node; move it away." % (spec["dest"], "a folder" if have[0] is FOLDER else "no folder"))
         want = edited(module, index, spec, have) if spec["edit"] else wanted(module, spec)
         if have == want:
             continue
@@ -267,7 +324,7 @@ def main():
                 message = "The new %s was refused by %s, nothing was written: %s"
                 module.fail_json(msg=message % (spec["dest"], spec["validate"][0], (err or out).strip()))
         pending.append((spec["dest"], want))
-        if module.params["show_diff"]:
+        if module.params["show_diff"] and index < len(files):
             diffs.append(
                 {
                     "before": text(have),

@@ -11,16 +11,20 @@ version_added: 0.1.0
 description:
   - Keeps V(/etc/muster/manifest.json) (schema C(muster.manifest/1)), one entry a component.
   - With O(state=compare) says whether a component must be installed again, with the reasons.
+  - An install begins with a compare and ends with V(written) or V(left); between the two no package starts its service, as
+    M(muster.fleet.service_guard) describes it. So a component costs two calls.
 author:
   - The Muster developers (@muster-fleet)
 options:
   state:
     description:
       - V(read) returns the manifest.
-      - V(compare) compares one component's entry with O(inputs_sha256), its artefacts and its packages on this node.
-      - V(written) records one component after its install.
+      - V(compare) compares one component's entry with O(inputs_sha256), its artefacts and its packages on this node. When it must be
+        installed, services are refused from then on.
+      - V(written) records one component after its install, and lets services start again.
+      - V(left) only lets services start again, after an install that failed.
     type: str
-    choices: [read, compare, written]
+    choices: [read, compare, written, left]
     default: read
   component:
     description: Component to compare or write.
@@ -107,6 +111,7 @@ import time
 from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.muster.fleet.plugins.module_utils import manifest as logic
+from ansible_collections.muster.fleet.plugins.module_utils import service_guard
 
 
 def read(path):
@@ -128,7 +133,7 @@ def write(module, path, text):
 def main():
     module = AnsibleModule(
         argument_spec={
-            "state": {"type": "str", "choices": ["read", "compare", "written"], "default": "read"},
+            "state": {"type": "str", "choices": ["read", "compare", "written", "left"], "default": "read"},
             "component": {"type": "str"},
             "inputs_sha256": {"type": "str"},
             "artefacts": {"type": "list", "elements": "path", "default": []},
@@ -154,7 +159,11 @@ def main():
             installed = logic.installed_packages(shutil.which) if known and known["packages"] else {}
             result["reasons"] = logic.differences(known, params["inputs_sha256"], os.path.exists, installed)
             result["matches"] = not result["reasons"]
-        elif params["state"] == "written":
+            if result["reasons"] and not module.check_mode:
+                service_guard.refuse()
+        elif params["state"] in ("written", "left") and not module.check_mode:
+            service_guard.allow()
+        if params["state"] == "written":
             installed = logic.installed_packages(shutil.which)
             stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now))
             seconds = round(now - params["since"], 1) if params["since"] else None

@@ -46,15 +46,11 @@ guarded:
   type: bool
 """
 
-import glob
 import os
 
 from ansible.module_utils.basic import AnsibleModule
 
-PATH = "/usr/sbin/policy-rc.d"
-LISTS = "/var/lib/apt/lists"
-# 101 is "action forbidden by policy" in Debian's invoke-rc.d policy layer.
-SCRIPT = "#!/bin/sh\n# Put here by Muster during an install phase; it is taken out at its end.\nexit 101\n"
+from ansible_collections.muster.fleet.plugins.module_utils import service_guard as logic
 
 
 def main():
@@ -62,21 +58,9 @@ def main():
         argument_spec={"state": {"type": "str", "choices": ["present", "absent"], "required": True}},
         supports_check_mode=True,
     )
-    exists = os.path.exists(PATH)
-    ours = False
-    if exists:
-        with open(PATH, encoding="utf-8", errors="replace") as handle:
-            ours = handle.read() == SCRIPT
     if not module.check_mode:
-        if module.params["state"] == "present" and not exists and os.path.isdir("/etc/dpkg"):
-            with open(PATH, "w", encoding="utf-8") as handle:
-                handle.write(SCRIPT)
-            os.chmod(PATH, 0o755)
-        if module.params["state"] == "present" and os.path.isdir(LISTS) and not glob.glob(LISTS + "/*_Packages*"):
-            os.utime(LISTS, (0, 0))
-        if module.params["state"] == "absent" and ours:
-            os.unlink(PATH)
-    module.exit_json(changed=False, guarded=os.path.exists(PATH))
+        logic.refuse() if module.params["state"] == "present" else logic.allow()
+    module.exit_json(changed=False, guarded=os.path.exists(logic.PATH))
 
 
 if __name__ == "__main__":

@@ -222,3 +222,37 @@ def test_a_killed_write_leaves_old_or_new(tmp_path):
     )
     ended = subprocess.run([os.sys.executable, "-c", cut, str(dest)], check=False)
     assert (ended.returncode, dest.read_text()) == (-9, "old")
+
+
+def test_a_folder_with_owner_and_mode(write, tmp_path):
+    wanted = {"state": "directory", "mode": "0750"}
+    result = write(**{"home/ada": wanted})
+    assert (names(result), (tmp_path / "home/ada").stat().st_mode & 0o7777) == (["ada"], 0o750)
+    (tmp_path / "home/ada/file").touch()
+    assert not write(**{"home/ada": wanted})["changed"]
+    (tmp_path / "home/ada").chmod(0o777)
+    assert names(write(check_mode=True, **{"home/ada": wanted})) == ["ada"]
+    assert (tmp_path / "home/ada").stat().st_mode & 0o7777 == 0o777
+
+
+@pytest.mark.parametrize(
+    "there, spec, said", [("file", {"state": "directory"}, "is no folder"), ("folder", {"content": "1\n"}, "is a folder")]
+)
+def test_what_is_of_another_kind_stays(write, tmp_path, there, spec, said):
+    (tmp_path / "x").mkdir() if there == "folder" else (tmp_path / "x").touch()
+    result = write(one="1\n", x=spec)
+    assert result["failed"] and said in result["msg"]
+    assert not (tmp_path / "one").exists()
+
+
+def test_secrets_are_written_with_the_files_and_shown_nowhere(call, tmp_path):
+    mine = {"owner": str(os.getuid()), "group": str(os.getgid())}
+    files = [{"dest": str(tmp_path / "conf"), "content": "plain\n", **mine}]
+    secrets = [{"dest": str(tmp_path / "key"), "content": "hush-hush\n", **mine}]
+    result = call(module, files=files, secrets=secrets)
+    assert names(result) == ["conf", "key"]
+    assert (tmp_path / "key").read_text() == "hush-hush\n"
+    assert (tmp_path / "key").stat().st_mode & 0o777 == 0o600
+    assert "hush-hush" not in str(result)
+    assert [Path(each["after_header"].split()[0]).name for each in result["diff"]] == ["conf"]
+    assert not call(module, files=files, secrets=secrets)["changed"]

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from ansible_collections.muster.fleet.plugins.module_utils import manifest as logic
+from ansible_collections.muster.fleet.plugins.module_utils import service_guard
 from ansible_collections.muster.fleet.plugins.modules import manifest as module
 
 # `dpkg-query -W -f '${Package} ${Version} ${db:Status-Abbrev}\n'` on a node of Debian 13; the last three lines are made: on hold, removed
@@ -100,6 +101,10 @@ def test_why_a_component_is_installed_again(entry, digest, exists, versions, rea
 def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A node with the packages of DPKG, one artefact, and no manifest yet; the manifest's path."""
     monkeypatch.setattr(logic, "installed_packages", lambda _which: logic.parse_dpkg(DPKG))
+    monkeypatch.setattr(service_guard, "PATH", str(tmp_path / "policy-rc.d"))
+    monkeypatch.setattr(service_guard, "LISTS", str(tmp_path / "lists"))
+    isdir = os.path.isdir
+    monkeypatch.setattr(os.path, "isdir", lambda folder: folder == "/etc/dpkg" or isdir(folder))
     (tmp_path / "munged").touch()
     return tmp_path / "etc/muster/manifest.json"
 
@@ -212,3 +217,18 @@ def test_an_empty_manifest_is_a_new_one(call, node):
     node.parent.mkdir(parents=True)
     node.touch()
     assert compare(call, node) == ["not installed yet"]
+
+
+@pytest.mark.parametrize("end", ["written", "left"])
+def test_no_service_starts_between_compare_and_end(call, node, end):
+    policy = Path(service_guard.PATH)
+    call(module, check_mode=True, path=str(node), state="compare", component="slurm", inputs_sha256="aa")
+    assert not policy.exists()
+    assert compare(call, node) == ["not installed yet"]
+    assert policy.read_text() == service_guard.SCRIPT
+    result = write(call, node) if end == "written" else call(module, path=str(node), state="left")
+    assert not policy.exists()
+    assert result["changed"] == node.exists() == (end == "written")
+    if end == "written":
+        assert compare(call, node) == []
+        assert not policy.exists(), "what is installed refuses nothing"

@@ -10,14 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from ansible_collections.muster.fleet.plugins.module_utils import service_guard as logic
 from ansible_collections.muster.fleet.plugins.modules import service_guard as module
 
 
 @pytest.fixture
 def policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "policy-rc.d"
-    monkeypatch.setattr(module, "PATH", str(path))
-    monkeypatch.setattr(module, "LISTS", str(tmp_path / "lists"))
+    monkeypatch.setattr(logic, "PATH", str(path))
+    monkeypatch.setattr(logic, "LISTS", str(tmp_path / "lists"))
     isdir = os.path.isdir
     monkeypatch.setattr(os.path, "isdir", lambda folder: folder == "/etc/dpkg" or isdir(folder))
     return path

@@ -1,0 +1,156 @@
+#!/usr/bin/python
+# Copyright: the Muster developers
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: packages
+short_description: Have packages of the distribution installed
+version_added: 0.2.0
+description:
+  - Installs what is missing, with apt-get or dnf, never what is only recommended. A package that is there stays as it is.
+  - What is there is asked of dpkg or rpm alone, so a converge that changes nothing opens no package cache and needs no Python bindings on
+    the node.
+  - Package lists that are older than O(lists_age), or that do not know a package, are read again first.
+author:
+  - The Muster developers (@muster-fleet)
+options:
+  names:
+    description: Packages, as NAME, or as NAME=VERSION where one version is meant.
+    type: list
+    elements: str
+    required: true
+  release:
+    description: Suite that the packages come from when more than one has them, on systems with apt.
+    type: str
+    default: ""
+  lists_age:
+    description: Seconds for which package lists count as new.
+    type: int
+    default: 3600
+  lock_timeout:
+    description: Seconds to wait for somebody else who installs packages.
+    type: int
+    default: 300
+  durable:
+    description:
+      - Whether each unpacked file is on the disk before the next step, so that a power cut leaves no half-written file.
+      - A container, which is thrown away after one, needs that not.
+    type: bool
+    default: true
+attributes:
+  check_mode:
+    description: Says what would be installed. Package lists are a cache and are read in check mode as well.
+    support: full
+  diff_mode:
+    description: Shows the packages with their versions, also those that come along.
+    support: full
+"""
+
+EXAMPLES = r"""
+- name: install | Install the packages
+  muster.fleet.packages:
+    names: [munge, slurmd]
+"""
+
+RETURN = r"""
+installed:
+  description: Version of each package that was installed or would be, as {package, version}. With dnf in check mode the versions are empty.
+  returned: always
+  type: dict
+"""
+
+import glob
+import os
+import shutil
+import time
+
+from ansible.module_utils.basic import AnsibleModule
+
+from ansible_collections.muster.fleet.plugins.module_utils import packages as logic
+from ansible_collections.muster.fleet.plugins.module_utils.manifest import parse_dpkg, parse_rpm
+
+LISTS = "/var/lib/apt/lists"
+
+
+def read_lists(module, timeout):
+    """Read apt's package lists again, waiting for somebody who does the same."""
+    until = time.monotonic() + timeout
+    while True:
+        rc, out, err = module.run_command(["apt-get", "--quiet", "--error-on=any", "update"], environ_update=logic.APT_ENVIRONMENT)
+        reason = logic.apt_reason(out, err)
+        if rc == 0:
+            os.utime(LISTS)
+            return
+        if not logic.busy(reason) or time.monotonic() > until:
+            module.fail_json(msg="The package lists could not be read: %s; look at the network and at /etc/apt/sources.list.d." % reason)
+        time.sleep(1)
+
+
+def lists_are_young(age):
+    return bool(glob.glob(LISTS + "/*_Packages*")) and time.time() - os.stat(LISTS).st_mtime < age
+
+
+def apt(module, params, names):
+    """Install with apt-get and return {package: version}."""
+    young = lists_are_young(params["lists_age"])
+    if not young:
+        read_lists(module, params["lock_timeout"])
+    command = logic.apt_install(names, params["release"], params["lock_timeout"], params["durable"], simulate=module.check_mode)
+    rc, out, err = module.run_command(command, environ_update=logic.APT_ENVIRONMENT)
+    if rc != 0 and young and logic.stale(logic.apt_reason(out, err)):
+        read_lists(module, params["lock_timeout"])
+        rc, out, err = module.run_command(command, environ_update=logic.APT_ENVIRONMENT)
+    if rc != 0:
+        module.fail_json(msg="apt-get installs none of %s: %s." % (", ".join(names), logic.apt_reason(out, err)))
+    return logic.apt_installed(out)
+
+
+def dnf(module, names):
+    """Install with dnf and return {package: version}."""
+    wanted = [name.replace("=", "-", 1) for name in names]
+    if not module.check_mode:
+        rc, out, err = module.run_command(["dnf", "--quiet", "--assumeyes", "--setopt=install_weak_deps=False", "install", *wanted])
+        if rc != 0:
+            module.fail_json(msg="dnf installs none of %s: %s." % (", ".join(wanted), (err or out).strip().replace("\n", "; ")))
+    have = installed_rpm(module, names)
+    return {name.partition("=")[0]: have.get(name.partition("=")[0], "") for name in names}
+
+
+def installed_dpkg(module, names):
+    shown = [name.partition("=")[0] for name in names]
+    return parse_dpkg(module.run_command(["dpkg-query", "-W", "-f", "${Package} ${Version} ${db:Status-Abbrev}\n", *shown])[1])
+
+
+def installed_rpm(module, names):
+    shown = [name.partition("=")[0] for name in names]
+    return parse_rpm(module.run_command(["rpm", "-q", "--qf", "%{NAME} %{VERSION}-%{RELEASE}\n", *shown])[1])
+
+
+def main():
+    module = AnsibleModule(
+        argument_spec={
+            "names": {"type": "list", "elements": "str", "required": True},
+            "release": {"type": "str", "default": ""},
+            "lists_age": {"type": "int", "default": 3600},
+            "lock_timeout": {"type": "int", "default": 300},
+            "durable": {"type": "bool", "default": True},
+        },
+        supports_check_mode=True,
+    )
+    params = module.params
+    if shutil.which("apt-get"):
+        names = logic.missing(params["names"], installed_dpkg(module, params["names"]))
+        done = apt(module, params, names) if names else {}
+    elif shutil.which("dnf"):
+        names = logic.missing(params["names"], installed_rpm(module, params["names"]))
+        done = dnf(module, names) if names else {}
+    else:
+        module.fail_json(msg="Neither apt-get nor dnf is on this node; Muster installs on Debian, Ubuntu and RPM systems.")
+    after = "".join("%s %s\n" % row for row in sorted(done.items()))
+    module.exit_json(changed=bool(done), installed=done, diff={"before": "", "after": after} if done else {})
+
+
+if __name__ == "__main__":
+    main()

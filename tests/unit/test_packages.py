@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright: the Muster developers
+"""Packages: what is missing, what apt-get said, and that nothing is asked of it when nothing is missing."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from ansible_collections.muster.fleet.plugins.module_utils import packages as logic
+from ansible_collections.muster.fleet.plugins.modules import packages as module
+
+# `apt-get install munge slurmd` of apt 3.0.3 on Debian 13, shortened to some of its lines.
+INSTALLED = """\
+Selecting previously unselected package libmunge2:amd64.
+Unpacking libmunge2:amd64 (0.5.16-1) ...
+Setting up libmunge2:amd64 (0.5.16-1) ...
+Setting up munge (0.5.16-1) ...
+Created symlink '/etc/systemd/system/multi-user.target.wants/munge.service' -> '/usr/lib/systemd/system/munge.service'.
+Setting up slurmd (24.11.5-4+deb13u1) ...
+Processing triggers for libc-bin (2.41-12) ...
+"""
+# `apt-get --simulate install munge`, there an older one was installed.
+SIMULATED = """\
+Inst libmunge2 (0.5.16-1 Debian:13.2/stable [amd64])
+Inst munge [0.5.15-1] (0.5.16-1 Debian:13.2/stable [amd64])
+Conf libmunge2 (0.5.16-1 Debian:13.2/stable [amd64])
+Conf munge (0.5.16-1 Debian:13.2/stable [amd64])
+"""
+UNKNOWN = "E: Unable to locate package muster-no-such-package\n"
+LOCKED = (
+    "E: Could not get lock /var/lib/apt/lists/lock. It is held by process 71 (apt-get)\nE: Unable to lock directory /var/lib/apt/lists/\n"
+)
+
+
+def test_what_is_missing():
+    have = {"jq": "1.7.1-6", "munge": "0.5.16-1"}
+    assert logic.missing(["jq", "slurmd", "munge=0.5.16-1"], have) == ["slurmd"]
+    assert logic.missing(["munge=0.5.15-1"], have) == ["munge=0.5.15-1"]
+
+
+def test_the_command():
+    command = logic.apt_install(["jq"], release="testing", lock_timeout=7, durable=False, simulate=True)
+    assert command[-2:] == ["install", "jq"]
+    for part in ("--no-install-recommends", "DPkg::Lock::Timeout=7", "Dpkg::Options::=--force-unsafe-io", "--simulate", "testing"):
+        assert part in command
+    assert not {"--simulate", "--target-release", "Dpkg::Options::=--force-unsafe-io"} & set(logic.apt_install(["jq"]))
+
+
+def test_what_apt_said():
+    assert logic.apt_installed(INSTALLED) == {"libmunge2": "0.5.16-1", "munge": "0.5.16-1", "slurmd": "24.11.5-4+deb13u1"}
+    assert logic.apt_installed(SIMULATED) == {"libmunge2": "0.5.16-1", "munge": "0.5.16-1"}
+    assert logic.apt_installed("jq is already the newest version (1.7.1-6).\n") == {}
+
+
+def test_reasons():
+    assert logic.apt_reason("", UNKNOWN) == "Unable to locate package muster-no-such-package"
+    assert logic.apt_reason("first\nlast\n", "") == "last"
+    assert logic.stale(logic.apt_reason("", UNKNOWN)) and not logic.stale("No space left on device")
+    assert logic.busy(logic.apt_reason("", LOCKED)) and not logic.busy("Unable to locate package jq")
+
+
+class Node:
+    """What dpkg-query and apt-get of a node answer, and the apt-get commands that came."""
+
+    def __init__(self, lists: Path) -> None:
+        self.lists, self.installed, self.asked = lists, "", []
+        self.answers: dict[str, list[tuple[int, str, str]]] = {"update": [(0, "", "")], "install": [(0, INSTALLED, "")]}
+
+    def run_command(self, argv, **_options):
+        if argv[0] == "dpkg-query":
+            return 1, self.installed, "dpkg-query: no packages found"
+        word = "update" if "update" in argv else "install"
+        self.asked.append(word)
+        answers = self.answers[word]
+        if word == "update":
+            (self.lists / "deb_dists_trixie_main_binary-amd64_Packages").touch()
+        return answers.pop(0) if len(answers) > 1 else answers[0]
+
+
+@pytest.fixture
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
+    made = Node(tmp_path)
+    monkeypatch.setattr(module, "LISTS", str(tmp_path))
+    monkeypatch.setattr(module.shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(module.AnsibleModule, "run_command", made.run_command)
+    monkeypatch.setattr(module.time, "sleep", lambda _seconds: None)
+    return made
+
+
+def test_nothing_missing_asks_nothing(call, node):
+    node.installed = "munge 0.5.16-1 ii \n"
+    result = call(module, names=["munge"])
+    assert (result["changed"], node.asked) == (False, [])
+
+
+def test_installs_after_reading_the_lists(call, node):
+    result = call(module, names=["munge"])
+    assert result["changed"] and result["installed"]["slurmd"] == "24.11.5-4+deb13u1"
+    assert node.asked == ["update", "install"]
+    assert result["diff"]["after"].splitlines() == ["libmunge2 0.5.16-1", "munge 0.5.16-1", "slurmd 24.11.5-4+deb13u1"]
+    node.asked.clear()
+    call(module, names=["munge"])
+    assert node.asked == ["install"], "young lists are not read again"
+    os.utime(node.lists, (0, 0))
+    call(module, names=["munge"], lists_age=int(time.time()) - 60)
+    assert node.asked == ["install", "update", "install"]
+
+
+def test_lists_that_do_not_know_it_are_read_again(call, node):
+    call(module, names=["jq"])
+    node.asked.clear()
+    node.answers["install"] = [(100, "", UNKNOWN), (0, INSTALLED, "")]
+    assert call(module, names=["munge"])["changed"]
+    assert node.asked == ["install", "update", "install"]
+
+
+def test_what_nobody_knows_is_one_sentence(call, node):
+    node.answers["install"] = [(100, "", UNKNOWN)]
+    result = call(module, names=["muster-no-such-package"])
+    assert result["failed"]
+    assert result["msg"] == "apt-get installs none of muster-no-such-package: Unable to locate package muster-no-such-package."
+
+
+def test_waits_for_somebody_who_reads_lists(call, node):
+    node.answers["update"] = [(100, "", LOCKED), (100, "", LOCKED), (0, "", "")]
+    assert call(module, names=["munge"])["changed"]
+    assert node.asked == ["update", "update", "update", "install"]
+    os.utime(node.lists, (0, 0))
+    node.answers["update"] = [(100, "", LOCKED)]
+    result = call(module, names=["munge"], lock_timeout=0)
+    assert result["msg"].startswith("The package lists could not be read: Could not get lock /var/lib/apt/lists/lock.")
+
+
+def test_check_mode_simulates(call, node):
+    node.answers["install"] = [(0, SIMULATED, "")]
+    result = call(module, check_mode=True, names=["munge"])
+    assert result["changed"] and result["installed"] == {"libmunge2": "0.5.16-1", "munge": "0.5.16-1"}
+
+
+def test_rpm_systems(call, node, monkeypatch):
+    monkeypatch.setattr(module.shutil, "which", lambda name: "/usr/bin/dnf" if name == "dnf" else None)
+    asked = []
+
+    def run_command(_module, argv, **_options):
+        asked.append(argv)
+        return (0, "munge 0.5.15-1.el9\n", "") if argv[0] == "rpm" and len(asked) > 1 else (0, "", "")
+
+    monkeypatch.setattr(module.AnsibleModule, "run_command", run_command)
+    assert call(module, names=["munge"])["installed"] == {"munge": "0.5.15-1.el9"}
+    assert asked[1][0] == "dnf" and asked[1][-1] == "munge"
+
+
+def test_neither_apt_nor_dnf(call, node, monkeypatch):
+    monkeypatch.setattr(module.shutil, "which", lambda name: None)
+    assert call(module, names=["munge"])["msg"].startswith("Neither apt-get nor dnf is on this node")
