@@ -1,0 +1,374 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright: the Muster developers
+"""The EC2 inventory through Ansible's own loader, over an API of recorded pages: hosts, groups, accounts, cache, faults and bad input."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+from ansible.inventory.data import InventoryData
+from ansible.parsing.dataloader import DataLoader
+from ansible.plugins.loader import inventory_loader
+from ansible.utils.display import Display
+from ec2_replay import Api, Instance, fleet
+
+ROLE = "arn:aws:iam::%s:role/fleet"
+
+
+@pytest.fixture(autouse=True)
+def lone_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No credentials, profile or region of the machine that the tests run on."""
+    for name in ("AWS_PROFILE", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_SESSION_TOKEN", "AWS_URL", "AWS_ENDPOINT_URL"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+        monkeypatch.setenv(name, str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
+    # Back-off without the waiting.
+    monkeypatch.setattr("botocore.retries.standard.ExponentialBackoff.delay_amount", lambda *_more: 0.001)
+
+
+@pytest.fixture
+def warnings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    said: list[str] = []
+    monkeypatch.setattr(Display, "warning", lambda _self, text, *_more, **_also: said.append(text))
+    return said
+
+
+@pytest.fixture
+def read(tmp_path: Path) -> Callable[..., InventoryData]:
+    """Read an inventory file with these options over an API, as Ansible's manager does, without a process for each."""
+    # The tests have imported the collection from the search path, so Ansible's finder of collections would come too late.
+    inventory_loader.add_directory(str(Path(__file__).parents[2] / "plugins/inventory"))
+
+    def run(api: Api, name: str = "aws_fleet.yml", **options: object) -> InventoryData:
+        plugin = inventory_loader.get("aws_fleet")
+        plugin._redirected_names = None
+        path = tmp_path / name
+        path.write_text(yaml.safe_dump({"plugin": "muster.fleet.aws_fleet", "regions": ["us-east-1"], "endpoint_url": api.url, **options}))
+        found = InventoryData()
+        plugin.parse(found, DataLoader(), str(path))
+        if hasattr(plugin, "_cache"):
+            plugin.update_cache_if_changed()
+        found.reconcile_inventory()
+        return found
+
+    return run
+
+
+def groups_of(found: InventoryData, host: str) -> set[str]:
+    return {group.name for group in found.hosts[host].groups} - {"all"}
+
+
+def actions(api: Api) -> list[str]:
+    return [each["Action"] for each in api.requests]
+
+
+GPU = Instance(
+    "0000000000000a",
+    tags={
+        "Name": "gpu-1",
+        "muster:role": "compute, storage",
+        "parallelcluster:cluster-name": "train",
+        "parallelcluster:node-type": "Compute",
+        "parallelcluster:queue-name": "p5",
+    },
+    lifecycle="capacity-block",
+    group="rack 1",
+    ip="10.0.0.10",
+    cards=3,
+    nodes=("nn-1", "nn-2", "nn-3"),
+)
+HEAD = Instance(
+    "0000000000000b", "m7i.8xlarge", {"Name": "head", "muster:role": "controller", "aws:pcs:cluster-id": "pcs_1"}, ip="10.0.0.11"
+)
+OWN = Instance("0000000000000c", "q9.metal", {"Name": "odd"}, "us-east-1b", ip="10.0.0.12", lifecycle="spot")
+
+
+def test_groups_of_muster(read) -> None:
+    with Api({"us-east-1": [GPU, HEAD, OWN]}) as api:
+        found = read(api, hostnames=["tag:Name"], topology=True)
+    assert groups_of(found, "gpu-1") == {
+        "aws_ec2",
+        "muster_type_p5_48xlarge",
+        "muster_az_us_east_1a",
+        "muster_capacity_capacity_block",
+        "muster_placement_rack_1",
+        "muster_compute",
+        "muster_storage",
+        "muster_gpu",
+        "muster_efa",
+        "muster_pcluster_train",
+        "muster_pcluster_node_Compute",
+        "muster_queue_p5",
+        "muster_layer1_nn_1",
+        "muster_layer2_nn_2",
+        "muster_layer3_nn_3",
+    }
+    assert groups_of(found, "head") == {
+        "aws_ec2",
+        "muster_type_m7i_8xlarge",
+        "muster_az_us_east_1a",
+        "muster_capacity_on_demand",
+        "muster_controller",
+        "muster_pcs_pcs_1",
+    }
+    assert groups_of(found, "odd") == {"aws_ec2", "muster_type_q9_metal", "muster_az_us_east_1b", "muster_capacity_spot"}
+    assert found.hosts["gpu-1"].vars["muster_network_nodes"] == ["nn-1", "nn-2", "nn-3"]
+
+
+def test_the_catalogue_says_what_a_type_is(read) -> None:
+    with Api({"us-east-1": [GPU, OWN]}) as api:
+        found = read(api)
+    facts = found.groups["muster_type_p5_48xlarge"].vars["muster_instance"]
+    assert facts == {
+        "type": "p5.48xlarge",
+        "gpus": 8,
+        "gpu_model": "H100",
+        "gpu_memory_gib": 80.0,
+        "efa_cards": 32,
+        "efa_gbps": 3200,
+        "busbw": 410.6,
+    }
+    assert "muster_instance" not in found.groups["muster_type_q9_metal"].vars
+
+
+def test_pages_and_their_variables(read) -> None:
+    with Api({"us-east-1": fleet(25)}, page=10) as api:
+        found = read(api, hostnames=["tag:Name"], variables=["tags", "no_such"], compose={"ansible_host": "private_ip_address"})
+    assert [each["MaxResults"] for each in api.requests] == ["1000"] * 3
+    assert len(found.hosts) == 25
+    own = {key: value for key, value in found.hosts["node-00024"].vars.items() if not key.startswith("inventory_")}
+    assert own.keys() == {"tags", "ansible_host"}
+    assert own["ansible_host"] == "10.0.0.24"
+
+
+def test_a_tag_is_never_a_template(read) -> None:
+    evil = Instance("0000000000000d", tags={"Name": "evil", "Role": "{{ lookup('pipe', 'id') }}"})
+    with Api({"us-east-1": [evil]}) as api:
+        found = read(
+            api,
+            hostnames=["tag:Name | upper"],
+            compose={"role": "tags.Role", "again": "tags.Role ~ ''"},
+            keyed_groups=[{"key": "tags.Role"}],
+        )
+    assert found.hosts["EVIL"].vars["role"] == found.hosts["EVIL"].vars["again"] == "{{ lookup('pipe', 'id') }}"
+    assert "____lookup__pipe____id_____" in found.groups
+
+
+def test_two_hosts_of_one_name_stay_two(read, warnings) -> None:
+    twins = [Instance(f"0000000000000{n}", tags={"Name": "web"}, ip=f"10.0.0.{n}") for n in (1, 2)]
+    with Api({"us-east-1": twins}) as api:
+        found = read(api, hostnames=["tag:Name"])
+    assert set(found.hosts) == {"web_i-00000000000001", "web_i-00000000000002"}
+    assert "Several instances are called web; each has its id behind the name." in warnings
+
+
+def test_names_with_prefix_literal_and_address(read) -> None:
+    with Api({"us-east-1": [HEAD]}) as api:
+        names = [{"name": "private-ip-address", "prefix": "tag:Name", "separator": "-"}, "instance-id"]
+        assert set(read(api, hostnames=names).hosts) == {"head-10.0.0.11"}
+        assert set(read(api, hostnames=names, allow_duplicated_hosts=True).hosts) == {"head-10.0.0.11", "i-0000000000000b"}
+        assert set(read(api, hostnames=["tag:None", "tag:Name=head", "x"]).hosts) == {"Name_head"}
+        assert set(read(api).hosts) == {"ip-10-0-0-11.ec2.internal"}
+
+
+def test_connection(read) -> None:
+    with Api({"us-east-1": [HEAD]}) as api:
+        ssh = read(api, hostnames=["tag:Name"], connection="ssh").hosts["head"].vars
+        ssm = read(api, hostnames=["tag:Name"], connection="ssm").hosts["head"].vars
+        mine = read(api, hostnames=["tag:Name"], connection="ssh", compose={"ansible_host": "'bastion'"}).hosts["head"].vars
+    assert (ssh["ansible_host"], "ansible_ssh_common_args" in ssh) == ("10.0.0.11", False)
+    assert ssm["ansible_host"] == "i-0000000000000b"
+    assert ssm["ansible_ssh_common_args"] == (
+        '-o ProxyCommand="aws ssm start-session --target %h --document-name AWS-StartSSHSession'
+        ' --parameters portNumber=%p --region us-east-1"'
+    )
+    assert mine["ansible_host"] == "bastion"
+
+
+def test_accounts_and_regions_side_by_side(read) -> None:
+    with Api({"us-east-1": [GPU], "us-west-2": [HEAD]}) as api:
+        roles = [ROLE % "111122223333", ROLE % "444455556666"]
+        found = read(api, hostnames=["tag:Name"], regions=["us-east-1", "us-west-2"], assume_role_arns=roles)
+        asked = {(each["key"], each["region"]) for each in api.requests if each["Action"] == "DescribeInstances"}
+    # The API gives both accounts the same instances, which are taken once.
+    assert set(found.hosts) == {"gpu-1", "head"}
+    assert asked == {(f"ASIA{account}", region) for account in ("111122223333", "444455556666") for region in ("us-east-1", "us-west-2")}
+
+
+def test_all_regions_of_the_account(read) -> None:
+    with Api({"us-east-1": [GPU], "eu-west-1": [HEAD]}) as api:
+        assert set(read(api, regions=[], hostnames=["tag:Name"]).hosts) == {"gpu-1", "head"}
+
+
+def test_filters_reach_the_api(read) -> None:
+    with Api({"us-east-1": [GPU, HEAD]}) as api:
+        read(api, filters={"tag:Role": ["a", "b"], "ebs-optimized": True})
+        sent = api.requests[-1]
+        both = read(api, include_filters=[{"tag:x": "1"}, {"tag:y": "2"}], exclude_filters=[{"instance-state-name": "stopped"}])
+    assert (sent["Filter.1.Name"], sent["Filter.1.Value.1"], sent["Filter.2.Value.2"]) == ("ebs-optimized", "true", "b")
+    assert [sent[f"Filter.3.Value.{n}"] for n in (1, 2, 3, 4)] == ["running", "pending", "stopping", "stopped"]
+    # The API answers the excluding question with everything.
+    assert not both.hosts and actions(api)[1:] == ["DescribeInstances"] * 3
+
+
+def test_a_warm_cache_asks_nothing(read, tmp_path: Path) -> None:
+    cache = {
+        "cache": True,
+        "cache_plugin": "jsonfile",
+        "cache_connection": str(tmp_path / "cache"),
+        "hostnames": ["tag:Name"],
+    }
+    with Api({"us-east-1": [GPU], "us-west-2": [HEAD]}) as api:
+        cold = read(api, **cache, assume_role_arn=ROLE % "111122223333", topology=True)
+        asked = len(api.requests)
+        warm = read(api, **cache, assume_role_arn=ROLE % "111122223333", topology=True)
+        assert len(api.requests) == asked
+        assert groups_of(warm, "gpu-1") == groups_of(cold, "gpu-1")
+        plain = [json.loads(json.dumps(each.hosts["gpu-1"].vars, default=lambda time: time.isoformat())) for each in (cold, warm)]
+        assert plain[0] == plain[1]
+        # Another account, role, region or filter is another question.
+        for other in (
+            {"assume_role_arn": ROLE % "444455556666"},
+            {"regions": ["us-west-2"]},
+            {"filters": {"tag:x": "1"}},
+            {"access_key": "other"},
+        ):
+            keys = {"secret_key": "s"} if "access_key" in other else {}
+            before = actions(api).count("DescribeInstances")
+            read(api, **{**cache, "assume_role_arn": ROLE % "111122223333", "topology": True, **other, **keys})
+            assert actions(api).count("DescribeInstances") == before + 1, other
+
+
+def test_a_throttled_api_is_asked_again(read) -> None:
+    with Api({"us-east-1": [GPU]}) as api:
+        api.faults["DescribeInstances", "us-east-1"] = [(503, "RequestLimitExceeded", "Request limit exceeded.")] * 3
+        assert len(read(api).hosts) == 1
+        assert actions(api) == ["DescribeInstances"] * 4
+
+
+def test_a_region_that_fails_fails_the_inventory_unless_told_otherwise(read, warnings, tmp_path: Path) -> None:
+    options = {"regions": ["us-east-1", "us-west-2"], "hostnames": ["tag:Name"]}
+    with Api({"us-east-1": [GPU], "us-west-2": [HEAD]}) as api:
+        denied = (403, "UnauthorizedOperation", "You are not authorized to perform this operation.")
+        api.faults["DescribeInstances", "us-west-2"] = [denied] * 4
+        with pytest.raises(SystemExit, match=r"DescribeInstances is denied in region us-west-2 \(UnauthorizedOperation: You are not"):
+            read(api, **options)
+        cache = {"cache": True, "cache_plugin": "jsonfile", "cache_connection": str(tmp_path / "cache")}
+        assert set(read(api, **options, **cache, skip_failed_regions=True).hosts) == {"gpu-1"}
+        assert any(each.startswith("Left out: DescribeInstances is denied in region us-west-2") for each in warnings)
+        assert set(read(api, **options, strict_permissions=False).hosts) == {"gpu-1"}
+        api.faults.clear()
+        # What was incomplete is not in the cache.
+        assert set(read(api, **options, **cache, skip_failed_regions=True).hosts) == {"gpu-1", "head"}
+
+
+def test_terminated_instances_are_left_out(read, warnings) -> None:
+    with Api({"us-east-1": [GPU, Instance("0000000000000e", tags={"Name": "gone"}, state="terminated", ip="")]}) as api:
+        assert set(read(api, hostnames=["tag:Name"]).hosts) == {"gpu-1"}
+    assert "1 terminated instances are left out, such as i-0000000000000e; they have no address any more." in warnings
+
+
+@pytest.mark.parametrize(
+    ("fault", "sentence"),
+    [
+        (
+            (400, "RequestExpired", "Request has expired."),
+            "The AWS credentials have expired (RequestExpired in region us-east-1); log in again.",
+        ),
+        (
+            (401, "AuthFailure", "AWS was not able to validate"),
+            "AWS does not know the credentials (AuthFailure in region us-east-1); check the profile",
+        ),
+        (
+            (400, "InvalidParameterValue", "The filter 'x' is invalid"),
+            "DescribeInstances failed in region us-east-1 (InvalidParameterValue: The filter",
+        ),
+        (
+            (503, "RequestLimitExceeded", "Request limit exceeded."),
+            "EC2 still throttled DescribeInstances in region us-east-1 after all retries",
+        ),
+    ],
+)
+def test_what_the_api_refuses(read, fault: tuple[int, str, str], sentence: str) -> None:
+    with Api({"us-east-1": [GPU]}) as api:
+        api.faults["DescribeInstances", "us-east-1"] = [fault] * 20
+        with pytest.raises(SystemExit) as ended:
+            read(api)
+    assert sentence in str(ended.value)
+    assert "\n" not in str(ended.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"hostname": ["x"]}, "unknown option hostname, the nearest is hostnames."),
+        ({"regions": [""]}, "No region: option regions has an empty entry; name a region such as us-east-1."),
+        ({"profile": "none", "access_key": ""}, "The config profile (none) could not be found"),
+        ({"hostnames": ["tag:Name=a=b"]}, "hostnames has tag:Name=a=b, which is no tag; write tag:NAME or tag:NAME=VALUE."),
+        ({"hostnames": [{"prefix": "x"}]}, "an entry of hostnames has no name, only prefix."),
+        ({"filters": {"tag:Role": {"a": "b"}}}, "filter tag:Role must have text or a list of texts, not {'a': 'b'}."),
+        ({"route53_enabled": True}, "aws_fleet has no route53_enabled; take it out, or keep amazon.aws.aws_ec2 for this file."),
+        ({"connection": "telnet"}, "telnet"),
+        ({"keyed_groups": [{"key": "ami_launch_index + 1"}]}, "keyed_groups ami_launch_index + 1 gives 1, which names no group"),
+        ({"keyed_groups": ["x"]}, "keyed_groups has 'x', which is no dictionary"),
+        ({"strict": True, "compose": {"a": "tags.None.b"}}, "'tags.None.b' gives host ip-10-0-0-10.ec2.internal nothing"),
+    ],
+)
+def test_options_that_cannot_be(read, monkeypatch: pytest.MonkeyPatch, options: dict, sentence: str) -> None:
+    if "profile" in options:
+        monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    with Api({"us-east-1": [GPU]}) as api, pytest.raises(SystemExit) as ended:
+        read(api, **options)
+    assert sentence in str(ended.value)
+
+
+@pytest.mark.parametrize(
+    ("tags", "sentence"),
+    [
+        ({"Name": "x", "muster:role": "contoller"}, "has the tag muster:role=contoller; contoller is none of controller, login, compute"),
+        ({"Name": "-oProxyCommand=id"}, "would be called '-oProxyCommand=id', which Ansible cannot use; mend its tag"),
+        ({"Name": "two words"}, "would be called 'two words', which Ansible cannot use"),
+    ],
+)
+def test_tags_that_cannot_be(read, tags: dict[str, str], sentence: str) -> None:
+    with Api({"us-east-1": [Instance("0000000000000f", tags=tags)]}) as api, pytest.raises(SystemExit) as ended:
+        read(api, hostnames=["tag:Name"])
+    assert f"instance i-0000000000000f {sentence}" in str(ended.value)
+
+
+def test_no_credentials_and_no_regions(read, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Api({"us-east-1": [GPU]}) as api:
+        api.faults["DescribeRegions", "us-east-1"] = [(403, "UnauthorizedOperation", "No.")]
+        with pytest.raises(
+            SystemExit, match=r"No region: option regions is empty, and the account was asked in vain\. DescribeRegions is denied"
+        ):
+            read(api, regions=[])
+        api.faults["AssumeRole", "us-east-1"] = [(403, "AccessDenied", "User is not authorized to perform: sts:AssumeRole")]
+        with pytest.raises(SystemExit, match=r"AssumeRole of arn:aws:iam::1:role/fleet is denied \(AccessDenied"):
+            read(api, assume_role_arn=ROLE % "1")
+        monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+        monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+        with pytest.raises(SystemExit, match="There are no usable AWS credentials"):
+            read(api)
+    assert "DescribeInstances" not in actions(api)
+
+
+def test_a_region_that_is_none(read) -> None:
+    with Api({"us-east-1": [GPU]}) as api:
+        api.url = "http://127.0.0.1:9"
+        with pytest.raises(SystemExit, match=r"EC2 cannot be reached in region us-esat-1 .*is the region's name right"):
+            read(api, regions=["us-esat-1"])
+
+
+def test_an_answer_that_is_no_answer(read, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Api({"us-east-1": [GPU]}) as api:
+        monkeypatch.setattr(api, "_DescribeInstances", lambda *_more: b"<html>proxy</ht")
+        with pytest.raises(SystemExit, match="DescribeInstances gave an answer that cannot be read"):
+            read(api)
