@@ -75,7 +75,7 @@ include_filters:
 HOSTS = [
     Instance("0000000000000001", tags={"Name": "web-1", "Role": "web", "Empty": "", "a b": "c d"}, cards=3, ip="10.0.0.1", group="rack"),
     Instance("0000000000000002", "m7i.large", {"Name": "db-1", "Role": "db"}, "us-east-1b", ip="10.0.0.2", public="ec2-2.example.com"),
-    Instance("0000000000000003", "g6e.xlarge", {}, "us-east-1c", "stopped", "spot", ip="10.0.0.3"),
+    Instance("0000000000000003", "g6e.xlarge", {"Name": "bare"}, "us-east-1c", "stopped", "spot", ip="10.0.0.3"),
 ]
 
 
