@@ -12,10 +12,11 @@ import argparse
 import sys
 from pathlib import Path
 
-from downloads import DownloadError, check_key, check_signature, check_sum, fetch
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "collections"))
 
 from ansible_collections.muster.fleet.plugins.module_utils.stack import StackError, downloads, mirrored
 from ansible_collections.muster.fleet.plugins.plugin_utils import stack_files
+from ansible_collections.muster.fleet.plugins.plugin_utils.downloads import DownloadError, check_key, check_signature, check_sum, fetch
 
 
 def place(url: str, to: Path) -> Path:

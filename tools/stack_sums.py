@@ -13,10 +13,18 @@ import sys
 import tempfile
 from pathlib import Path
 
-from downloads import DownloadError, check_key, check_signature, check_sum, fetch, sha256
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "collections"))
 
 from ansible_collections.muster.fleet.plugins.module_utils.stack import StackError, downloads
 from ansible_collections.muster.fleet.plugins.plugin_utils import stack_files
+from ansible_collections.muster.fleet.plugins.plugin_utils.downloads import (
+    DownloadError,
+    check_key,
+    check_signature,
+    check_sum,
+    fetch,
+    sha256,
+)
 
 
 def look(download: dict, folder: Path, mirror: str, wait: float) -> str:

@@ -23,6 +23,11 @@ def stack_source(stack, component, system, arch, mirror=""):
     return logic.redirected(logic.source_of(stack, component, system, arch), mirror)
 
 
+def stack_refusals(stack, components, system, arch):
+    """One sentence for each of the components that cannot be installed there."""
+    return [said for said in (logic.refusal(stack, name, system, arch) for name in components) if said]
+
+
 def stack_faults(names):
     """One sentence for each name that is no stack."""
     said = []
@@ -46,4 +51,4 @@ class FilterModule:
     """Filters of the stack document."""
 
     def filters(self):
-        return {"stack_source": stack_source, "stack_faults": stack_faults, "nccl_env": nccl_env}
+        return {"stack_source": stack_source, "stack_refusals": stack_refusals, "stack_faults": stack_faults, "nccl_env": nccl_env}

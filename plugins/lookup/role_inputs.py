@@ -11,6 +11,7 @@ author: The Muster developers (@muster-fleet)
 description:
   - Hashes the values of the variables that the role's C(install) entry point declares in C(meta/argument_specs.yml),
     the role's task, template, variable and file contents that the install phase may read, and the host's distribution and architecture.
+  - Counts what the stack says of the components that the variable C(phases_components) names as well, but not the mirror it is fetched from.
   - Two hosts with the same digest would get the same install.
 options:
   _terms:
@@ -37,6 +38,8 @@ import yaml
 from ansible.errors import AnsibleLookupError
 from ansible.plugins.lookup import LookupBase
 
+from ansible_collections.muster.fleet.plugins.module_utils.stack import source_of
+
 # configure and verify files may change without a new install.
 SKIPPED_TASKS = ("configure", "verify")
 FOLDERS = ("tasks", "vars", "templates", "files")
@@ -62,6 +65,14 @@ def file_digests(folder):
     return found
 
 
+def stack_part(stack, name, system, arch):
+    """What a stack says of a component on one system, and of the one that brings it."""
+    source = source_of(stack, name, system, arch) or {}
+    said = {key: value for key, value in stack.get(name, {}).items() if key != "sources"}
+    bringer = source.get("bundled_in")
+    return [name, said, source] + (stack_part(stack, bringer, system, arch) if bringer else [])
+
+
 class LookupModule(LookupBase):
     """Lookup `role_inputs`."""
 
@@ -80,4 +91,8 @@ class LookupModule(LookupBase):
         values = {name: self._templar.template(variables[name]) for name in names}
         facts = variables.get("ansible_facts", {})
         material = {"variables": values, "files": file_digests(folder), "host": [str(facts.get(name)) for name in FACTS]}
+        components = self._templar.template(variables.get("phases_components")) or []
+        if components:
+            stack, system, arch = (self._templar.template(variables[name]) for name in ("phases_stack", "phases_system", "phases_arch"))
+            material["stack"] = [stack_part(stack, name, system, arch) for name in components]
         return hashlib.sha256(json.dumps(material, sort_keys=True, default=str).encode()).hexdigest()

@@ -57,6 +57,18 @@ def differences(entry, inputs_sha256, exists, versions):
     return reasons
 
 
+def space_problem(needs, known, free):
+    """Why what is not in the manifest yet does not fit on the disk; "" when it does. needs: component -> MiB. free: MiB."""
+    wanted = {name: needs[name] for name in needs if name not in known}
+    if sum(wanted.values()) <= free:
+        return ""
+    return "%s together need %d MiB on / and %d MiB are free; give the node a larger disk or free some." % (
+        ", ".join(wanted),
+        sum(wanted.values()),
+        free,
+    )
+
+
 def parse_dpkg(text):
     """`dpkg-query -W -f '${Package} ${Version} ${db:Status-Abbrev}\\n'` -> {package: version} of the installed ones."""
     rows = (line.split() for line in text.splitlines())

@@ -53,6 +53,17 @@ options:
   stack:
     description: Name and sha256 of the stack document.
     type: dict
+  refused:
+    description: Why the component cannot be installed on this node. With O(state=compare) the first one fails it.
+    type: list
+    elements: str
+    default: []
+  space:
+    description:
+      - MiB that components need on C(/). With O(state=compare), before the first of them that is not in the manifest is installed, the node must
+        have room for all that are not.
+    type: dict
+    default: {}
   path:
     description: Where the manifest lies.
     type: path
@@ -141,6 +152,8 @@ def main():
             "version": {"type": "str"},
             "since": {"type": "float"},
             "stack": {"type": "dict"},
+            "refused": {"type": "list", "elements": "str", "default": []},
+            "space": {"type": "dict", "default": {}},
             "path": {"type": "path", "default": logic.PATH},
         },
         required_if=[("state", "compare", ["component"]), ("state", "written", ["component", "inputs_sha256"])],
@@ -154,11 +167,18 @@ def main():
         document = logic.parse(before, path)
         result = {"changed": False, "now": now}
         if params["state"] == "compare":
+            if params["refused"]:
+                raise logic.ManifestError(params["refused"][0])
             known = document["components"].get(component)
             # Listing packages costs more than the rest, so nothing is asked for a component that is not there.
             installed = logic.installed_packages(shutil.which) if known and known["packages"] else {}
             result["reasons"] = logic.differences(known, params["inputs_sha256"], os.path.exists, installed)
             result["matches"] = not result["reasons"]
+            if known is None:
+                disk = os.statvfs("/")
+                problem = logic.space_problem(params["space"], document["components"], disk.f_bavail * disk.f_frsize >> 20)
+                if problem:
+                    raise logic.ManifestError(problem)
             if result["reasons"] and not module.check_mode:
                 service_guard.refuse()
         elif params["state"] in ("written", "left") and not module.check_mode:

@@ -8,6 +8,9 @@ from types import ModuleType
 
 import pytest
 from ansible.module_utils.testing import patch_module_args
+from download_server import server, signed
+
+__all__ = ["server", "signed"]
 
 
 @pytest.fixture

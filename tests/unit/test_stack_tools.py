@@ -4,78 +4,16 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
-import shutil
-import subprocess
-import tempfile
-import threading
-from collections import Counter
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 
-import downloads
 import mirror
 import pytest
 import stack_sums
 import yaml
+from download_server import ARCHIVE, SHA256
 
-ARCHIVE = bytes(range(256)) * 40
-SHA256 = hashlib.sha256(ARCHIVE).hexdigest()
-
-
-@pytest.fixture
-def server() -> Iterator[ThreadingHTTPServer]:
-    """server.files: path to bytes. server.trouble: path to a list of what comes first: a status, or "cut". server.asked counts."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            asked[self.path] += 1
-            trouble = made.trouble.get(self.path) or [None]
-            now = trouble.pop(0)
-            if isinstance(now, int) or self.path not in made.files:
-                self.send_error(now or 404)
-                return
-            body = made.files[self.path]
-            begin = int(self.headers.get("Range", "bytes=0-")[6:-1])
-            ranges.append(begin)
-            self.send_response(206 if begin else 200)
-            self.send_header("Content-Length", str(len(body) - begin))
-            self.end_headers()
-            self.wfile.write(body[begin : begin + 100] if now == "cut" else body[begin:])
-
-        def log_message(self, *words: object) -> None:
-            pass
-
-    made = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    asked: Counter[str] = Counter()
-    ranges: list[int] = []
-    made.files, made.trouble, made.asked, made.ranges = {"/a/x-1.0.tar.gz": ARCHIVE}, {}, asked, ranges  # type: ignore[attr-defined]
-    thread = threading.Thread(target=made.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
-    yield made
-    made.shutdown()
-    made.server_close()
-
-
-@pytest.fixture(scope="module")
-def signed() -> Iterator[dict]:
-    """A key, its fingerprint, and the archive's signature by it."""
-    if not shutil.which("gpg"):
-        assert not os.environ.get("CI"), "gpg is missing; install gnupg"
-        pytest.skip("gpg is missing; install gnupg")
-    with tempfile.TemporaryDirectory(prefix="gpg-") as home:
-
-        def gpg(*words: str, data: bytes | None = None) -> bytes:
-            command = ["gpg", "--batch", "--homedir", home, "--pinentry-mode", "loopback", "--passphrase", "", *words]
-            return subprocess.run(command, input=data, capture_output=True, check=True).stdout
-
-        gpg("--quick-generate-key", "A test <test@example.org>", "ed25519", "sign", "never")
-        listed = gpg("--with-colons", "--list-keys").decode().splitlines()
-        fingerprint = next(line.split(":")[9] for line in listed if line.startswith("fpr:"))
-        yield {"fingerprint": fingerprint, "key": gpg("--armor", "--export"), "signature": gpg("--detach-sign", data=ARCHIVE)}
-        subprocess.run(["gpgconf", "--homedir", home, "--kill", "all"], check=False, capture_output=True)
+from ansible_collections.muster.fleet.plugins.plugin_utils import downloads
 
 
 @pytest.fixture

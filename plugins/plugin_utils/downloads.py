@@ -1,20 +1,22 @@
-# SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""Fetching files and checking them by sum or signature, for the tools beside it."""
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Fetching files on the Ansible controller and checking them by sum or signature."""
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import hashlib
 import os
+import shutil
 import subprocess
-import sys
 import tempfile
 import time
 import urllib.error
 import urllib.request
+from contextlib import contextmanager
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "collections"))
 
 from ansible_collections.muster.fleet.plugins.module_utils.stack import mirrored
 
@@ -46,7 +48,12 @@ def fetch(url: str, path: Path, mirror: str = "", wait: float = 1.0) -> None:
                     f"{address} answers {said}; correct its version or address in the stack, or fill the mirror."
                 ) from error
         except (OSError, TimeoutError) as error:
-            said = str(getattr(error, "reason", error))
+            reason = getattr(error, "reason", error)
+            said = str(reason)
+            if getattr(reason, "errno", None) == errno.ENOSPC:
+                raise DownloadError(f"{part.parent} has no space for {address} ({reason.strerror}); free some.") from error
+            if address.startswith("file:"):
+                raise DownloadError(f"{address} cannot be read; fill the folder by make mirror.") from error
         if number < TRIES - 1:
             time.sleep(wait * 2**number)
     raise DownloadError(f"{address} could not be fetched in {TRIES} tries ({said}); try again, it goes on where it stopped.")
@@ -58,12 +65,75 @@ def _go_on(address: str, part: Path) -> None:
     with urllib.request.urlopen(request, timeout=60) as answer:
         follows = getattr(answer, "status", None) == 206
         expected = answer.headers.get("Content-Length")
+        free = shutil.disk_usage(part.parent).free
+        if expected is not None and int(expected) > free:
+            raise OSError(errno.ENOSPC, f"{free >> 20} MiB are free of {int(expected) >> 20}")
         with part.open("ab" if follows else "wb") as file:
             got = 0
             while block := answer.read(BLOCK):
                 got += file.write(block)
     if expected is not None and got < int(expected):
         raise OSError(f"the connection ended after {got} of {expected} bytes")
+
+
+def cached_path(source: dict, cache: Path) -> tuple[Path, str]:
+    """(where the file of a source lies in the cache, what is fetched for it). Without a sum its name is made of address and fingerprint."""
+    signature = source.get("signature")
+    url = signature["key"] if source["kind"] == "repository" else source["url"]
+    proof = source.get("sha256") or hashlib.sha256(f"{url} {signature['fingerprint']}".encode()).hexdigest()
+    return cache / "downloads" / f"{proof[:16]}-{url.rsplit('/', 1)[-1]}", url
+
+
+def cached(source: dict, cache: Path, wait: float = 1.0) -> Path:
+    """The file of a source as `stack.source_of` gives it, fetched when nobody has yet, and good. Of a repository its key, and no other.
+
+    Hosts and playbooks that want the same wait for each other, so that it is fetched once.
+    """
+    signature = source.get("signature")
+    path, url = cached_path(source, cache)
+    with _locked(path):
+        if path.exists() and not signature and sha256(path) != source["sha256"]:
+            path.unlink()  # somebody else's doing, for it was good when it came
+        if not path.exists():
+            fetch(url, path, wait=wait)
+        if not signature:
+            check_sum(path, source["sha256"], url)
+            return path
+        key, detached = (path.with_name(path.name + end) for end in (".key", ".sig"))
+        if source["kind"] == "repository":
+            return _only_key(path, key, signature["fingerprint"], source["repository"])
+        try:
+            if not (key.exists() and detached.exists()):
+                fetch(signature["key"], key, wait=wait)
+                fetch(signature["url"], detached, wait=wait)
+            check_signature(path, detached, key, signature["fingerprint"], url)
+        except DownloadError:
+            # What is not good must not be found by the next run.
+            for each in (path, key, detached):
+                each.unlink(missing_ok=True)
+            raise
+    return path
+
+
+@contextmanager
+def _locked(path: Path):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.with_name(path.name + ".lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _only_key(path: Path, to: Path, fingerprint: str, url: str) -> Path:
+    """The one key of this fingerprint from a file that may have others, as text that apt and rpm read."""
+    try:
+        check_key(path, fingerprint, url)
+    except DownloadError:
+        path.unlink()
+        raise
+    with tempfile.TemporaryDirectory(prefix="muster-gpg-") as home:
+        _gpg(home, "--import", str(path))
+        to.write_text(_gpg(home, "--armor", "--export", fingerprint))
+    return to
 
 
 def sha256(path: Path) -> str:

@@ -1,0 +1,52 @@
+#!/usr/bin/python
+# Copyright: the Muster developers
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: download
+short_description: Bring a download of the stack to a node, checked
+version_added: 0.2.0
+author:
+  - The Muster developers (@muster-fleet)
+description:
+  - The controller fetches the file into its cache, where it is kept by its sum, and copies it to the node when it differs.
+  - Hosts and playbooks that want the same file fetch it once. What is cut or answers with 5xx is tried again after longer and longer pauses.
+  - The SHA-256 is compared, or the signature and the fingerprint of its key. What is not good is removed and named.
+attributes:
+  check_mode:
+    description: Fetches nothing; what is not in the cache yet would change.
+    support: full
+  diff_mode:
+    description: As the module M(ansible.builtin.copy) does it.
+    support: full
+options:
+  source:
+    description:
+      - The source as P(muster.fleet.stack_source#filter) gives it.
+      - Of a C(repository) the key is brought, as text and without other keys of the same file.
+    type: dict
+    required: true
+  dest:
+    description: Path on the node. Without it the file stays on the controller, for tasks that are delegated there.
+    type: path
+  mode:
+    description: Mode as an octal string.
+    type: str
+    default: "0644"
+"""
+
+EXAMPLES = r"""
+- name: Copy the installer
+  muster.fleet.download:
+    source: "{{ phases_stack | muster.fleet.stack_source('efa', phases_system, phases_arch, phases_mirror) }}"
+    dest: /var/tmp/aws-efa-installer.tar.gz
+"""
+
+RETURN = r"""
+file:
+  description: Path on the controller.
+  type: str
+  returned: success
+"""

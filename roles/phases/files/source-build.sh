@@ -1,0 +1,41 @@
+#!/usr/bin/env bash
+# Written by Muster (role phases). Builds a component from its source archive into an archive that is unpacked on every node:
+#   source-build.sh NAME VERSION ARCHIVE PREFIX ID OUTPUT SCRIPT [OPTION ...]
+# SCRIPT is the role's own; it runs in the unpacked source with PREFIX (where it will lie), IMAGE (where to install it now, as DESTDIR), VERSION and
+# JOBS in its environment, CUDA_HOME where there is an nvcc, and the options as its arguments. It ends at the first command that fails.
+# In OUTPUT: what lies below PREFIX, .muster-build (ID), .muster-files (checksums of all files) and .muster-packages (whose libraries it loads).
+set -euo pipefail
+name=$1 version=$2 archive=$3 prefix=$4 id=$5 output=$6 script=$7
+shift 7
+folder=$(dirname "$output")
+log=$folder/build.log
+work=$(mktemp --directory "$folder/build.XXXXXX")
+trap 'rm -rf "$work"' EXIT
+
+fail() { echo "$name $version was not built: $1; the whole output is in $log." >&2; exit 1; }
+
+mkdir "$work/source" "$work/image"
+tar -xf "$archive" -C "$work/source" --strip-components=1 2>"$log" || fail "its archive cannot be unpacked"
+cd "$work/source"
+nvcc=$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)
+if [ -x "$nvcc" ]; then export CUDA_HOME=${nvcc%/bin/nvcc}; fi
+VERSION=$version PREFIX=$prefix IMAGE=$work/image JOBS=$(nproc) bash -euo pipefail "$script" "$@" >"$log" 2>&1 ||
+    fail "$({ grep -E -m 1 '(error|fatal)[: ]|[Nn]o such file|cannot find|not found' "$log" || tail -n 1 "$log"; } | tr -s '\t ' ' ' | sed 's/[. ]*$//')"
+cd "$work/image$prefix" 2>/dev/null || fail "its script installed nothing below $prefix"
+
+find . -name '*.la' -delete
+mapfile -t binaries < <(find . -type f \( -perm -u+x -o -name '*.so*' \) -exec sh -c 'head -c 4 "$1" | grep -q ELF' _ {} \; -print)
+[ ${#binaries[@]} -eq 0 ] || strip --strip-unneeded "${binaries[@]}"
+# Packages of the libraries that it loads, as they are called in this release of the distribution.
+[ ${#binaries[@]} -eq 0 ] || ldd "${binaries[@]}" 2>/dev/null | sed -n 's/.* => \(\/[^ ]*\) .*/\1/p' | grep -v "^$prefix/" | sort -u | while read -r path; do
+    if command -v dpkg-query >/dev/null; then
+        dpkg-query --search "*/$(basename "$(readlink -f "$path")")" 2>/dev/null | head -n 1 | cut -d : -f 1
+    else
+        rpm --query --file --queryformat '%{NAME}\n' "$(readlink -f "$path")" 2>/dev/null | head -n 1
+    fi
+done | sort -u >.muster-packages || true
+touch .muster-packages
+find . -type f ! -name '.muster-*' -print0 | LC_ALL=C sort -z | xargs -0 --no-run-if-empty sha256sum >.muster-files
+echo "$id" >.muster-build
+tar -C "$work/image$prefix" --owner=0 --group=0 --sort=name -czf "$output.part" .
+mv "$output.part" "$output"

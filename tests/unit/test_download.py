@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright: the Muster developers
+"""The controller's cache of downloads, and the action plugin that brings a file of it to a node."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from download_server import ARCHIVE, SHA256
+
+from ansible_collections.muster.fleet.plugins.plugin_utils import downloads
+from ansible_collections.muster.fleet.plugins.plugin_utils.downloads import DownloadError, cached
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def source(server):
+    """Makes a source as stack_source gives it; the server's address stands for HOST."""
+
+    def make(**other: object) -> dict:
+        text = json.dumps(
+            {"kind": "url", "url": "HOST/a/x-1.0.tar.gz", **({"sha256": SHA256} if "signature" not in other else {}), **other}
+        )
+        return json.loads(text.replace("HOST", f"http://127.0.0.1:{server.server_address[1]}"))
+
+    return make
+
+
+def test_what_many_want_at_once_is_fetched_once(server, source, tmp_path: Path) -> None:
+    threads = [threading.Thread(target=cached, args=(source(), tmp_path)) for _ in range(5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert cached(source(), tmp_path).read_bytes() == ARCHIVE
+    assert server.asked["/a/x-1.0.tar.gz"] == 1
+
+
+def test_the_same_sum_is_the_same_file_wherever_it_came_from(server, source, tmp_path: Path) -> None:
+    server.files["/b/x-1.0.tar.gz"] = ARCHIVE
+    cached(source(), tmp_path)
+    cached(source(url="HOST/b/x-1.0.tar.gz"), tmp_path)
+    assert server.asked["/b/x-1.0.tar.gz"] == 0
+
+
+def test_what_was_damaged_in_the_cache_is_fetched_again(server, source, tmp_path: Path) -> None:
+    cached(source(), tmp_path).write_bytes(b"damaged")
+    assert cached(source(), tmp_path).read_bytes() == ARCHIVE
+
+
+@pytest.mark.parametrize(
+    ("trouble", "other", "said"),
+    [
+        ([], {"sha256": "0" * 64}, f"has the sha256 {SHA256} and the stack says {'0' * 64}; the file was removed."),
+        ([404], {}, "answers 404 Not Found; correct its version or address in the stack, or fill the mirror."),
+        ([503] * 4, {}, "could not be fetched in 4 tries (503 Service Unavailable); try again, it goes on where it stopped."),
+        (["cut"] * 4, {}, "could not be fetched in 4 tries (the connection ended after 100 of "),
+    ],
+    ids=["wrong sum", "404", "503", "cut"],
+)
+def test_a_fault_is_one_sentence_and_leaves_nothing_that_would_be_found(server, source, tmp_path: Path, trouble, other, said) -> None:
+    server.trouble["/a/x-1.0.tar.gz"] = list(trouble)
+    with pytest.raises(DownloadError) as error:
+        cached(source(**other), tmp_path, wait=0)
+    assert said in str(error.value) and "\n" not in str(error.value)
+    assert [path for path in (tmp_path / "downloads").iterdir() if path.name.endswith("x-1.0.tar.gz")] == []
+
+
+def test_after_a_cut_the_next_run_goes_on_there(server, source, tmp_path: Path) -> None:
+    server.trouble["/a/x-1.0.tar.gz"] = ["cut"] * 4
+    with pytest.raises(DownloadError):
+        cached(source(), tmp_path, wait=0)
+    assert cached(source(), tmp_path).read_bytes() == ARCHIVE
+    assert server.ranges == [0, 100, 200, 300, 400]
+
+
+def test_space_is_asked_for_first(server, source, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(downloads.shutil, "disk_usage", lambda _path: shutil._ntuple_diskusage(10**9, 10**9, 5000))
+    with pytest.raises(DownloadError, match=r"downloads has no space for http://.*x-1.0.tar.gz \(0 MiB are free of 0\); free some\."):
+        cached(source(), tmp_path)
+    assert not list((tmp_path / "downloads").glob("*.part"))
+
+
+def test_a_folder_without_the_file_is_told_at_once(tmp_path: Path) -> None:
+    source = {"kind": "url", "url": f"file://{tmp_path}/mirror/example.org/x.tar.gz", "sha256": SHA256}
+    with pytest.raises(DownloadError, match="/mirror/example.org/x.tar.gz cannot be read; fill the folder by make mirror."):
+        cached(source, tmp_path / "cache", wait=100)
+
+
+def test_a_signature_is_looked_at_every_time(server, source, signed, tmp_path: Path) -> None:
+    server.files.update({"/key": signed["key"], "/a/x-1.0.tar.gz.sig": signed["signature"]})
+    signature = {"key": "HOST/key", "fingerprint": signed["fingerprint"], "url": "HOST/a/x-1.0.tar.gz.sig"}
+    path = cached(source(signature=signature), tmp_path)
+    assert path.read_bytes() == ARCHIVE
+    path.write_bytes(ARCHIVE[:-1])
+    with pytest.raises(DownloadError, match=f"has no good signature of the key {signed['fingerprint']}; do not use it."):
+        cached(source(signature=signature), tmp_path)
+    assert cached(source(signature=signature), tmp_path).read_bytes() == ARCHIVE, "it was not removed"
+    with pytest.raises(DownloadError, match=f"has the fingerprint {signed['fingerprint']} and the stack says {'A' * 40}."):
+        cached(source(signature={**signature, "fingerprint": "A" * 40}), tmp_path)
+
+
+def test_of_a_repository_the_one_key_is_taken(server, source, signed, tmp_path: Path) -> None:
+    server.files["/key"] = signed["key"]
+    repository = {"kind": "repository", "repository": "HOST/debian", "sha256": ""}
+    path = cached(source(**repository, signature={"key": "HOST/key", "fingerprint": signed["fingerprint"]}), tmp_path)
+    assert path.read_text().startswith("-----BEGIN PGP PUBLIC KEY BLOCK-----")
+    for _again in range(2):
+        with pytest.raises(DownloadError, match=f"has the fingerprint {signed['fingerprint']} and the stack says {'B' * 40}."):
+            cached(source(**repository, signature={"key": "HOST/key", "fingerprint": "B" * 40}), tmp_path)
+
+
+def test_the_action_brings_it_to_the_node(source, tmp_path: Path) -> None:
+    """New, again, in a dry run, and what is no file."""
+    wanted = tmp_path / "node" / "x.tar.gz"
+    wanted.parent.mkdir()
+    other = {**source(), "sha256": hashlib.sha256(b"other").hexdigest()}
+    calls = [
+        {"source": source(), "dest": str(wanted), "mode": "0600"},
+        {"source": source(), "dest": str(wanted), "mode": "0600"},
+        {"source": other, "dest": str(wanted)},
+        {"source": other, "dest": str(wanted)},
+        {"source": source()},
+        {"source": {"kind": "distro", "distro": ["x"]}},
+    ]
+    tasks = [{"muster.fleet.download": call, "ignore_errors": True, "register": f"r{number}"} for number, call in enumerate(calls)]
+    tasks[2]["check_mode"] = True
+    results = "{{ [" + ", ".join(f"r{number}" for number in range(len(calls))) + "] | to_json }}"
+    tasks.append({"ansible.builtin.copy": {"content": results, "dest": str(tmp_path / "results")}})
+    python = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable, "muster_cache_dir": str(tmp_path / "cache")}
+    (tmp_path / "play.yml").write_text(json.dumps([{"hosts": "localhost", "gather_facts": False, "vars": python, "tasks": tasks}]))
+    done = subprocess.run(
+        [str(Path(sys.executable).parent / "ansible-playbook"), "-i", "localhost,", str(tmp_path / "play.yml")],
+        cwd=ROOT,
+        env={**os.environ, "PWD": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    new, again, dry, wrong, here, no_file = json.loads((tmp_path / "results").read_text())
+    assert (new["changed"], again["changed"], dry["changed"], here["changed"]) == (True, False, True, False)
+    assert wanted.read_bytes() == ARCHIVE and wanted.stat().st_mode & 0o777 == 0o600
+    assert here["file"] == new["file"] and Path(here["file"]).read_bytes() == ARCHIVE
+    assert wrong["failed"] and f"and the stack says {other['sha256']}; the file was removed." in wrong["msg"]
+    assert no_file["msg"] == "A source of kind distro has no file; name a url or repository."
