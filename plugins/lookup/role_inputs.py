@@ -11,7 +11,7 @@ author: The Muster developers (@muster-fleet)
 description:
   - Hashes the values of the variables that the role's C(install) entry point declares in C(meta/argument_specs.yml),
     the role's task, template, variable and file contents that the install phase may read, and the host's distribution and architecture.
-  - Counts what the stack says of the components that the variable C(phases_components) names as well, but not the mirror it is fetched from.
+  - Counts what the stack says of the components that the variable C(phases_components) names as well, but not the mirror of it.
   - Two hosts with the same digest would get the same install.
 options:
   _terms:

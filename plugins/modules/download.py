@@ -12,7 +12,7 @@ author:
   - The Muster developers (@muster-fleet)
 description:
   - The controller fetches the file into its cache, where it is kept by its sum, and copies it to the node when it differs.
-  - Hosts and playbooks that want the same file fetch it once. What is cut or answers with 5xx is tried again after longer and longer pauses.
+  - Hosts and playbooks that want the same file fetch it once. What is cut or answers with 5xx is tried again.
   - The SHA-256 is compared, or the signature and the fingerprint of its key. What is not good is removed and named.
 attributes:
   check_mode:

@@ -60,8 +60,8 @@ options:
     default: []
   space:
     description:
-      - MiB that components need on C(/). With O(state=compare), before the first of them that is not in the manifest is installed, the node must
-        have room for all that are not.
+      - MiB that components need on C(/). With O(state=compare), before the first of them that is not in the manifest is installed,
+        the node must have room for all that are not.
     type: dict
     default: {}
   path:

@@ -27,9 +27,8 @@ def source(server):
     """Makes a source as stack_source gives it; the server's address stands for HOST."""
 
     def make(**other: object) -> dict:
-        text = json.dumps(
-            {"kind": "url", "url": "HOST/a/x-1.0.tar.gz", **({"sha256": SHA256} if "signature" not in other else {}), **other}
-        )
+        proof = {} if "signature" in other else {"sha256": SHA256}
+        text = json.dumps({"kind": "url", "url": "HOST/a/x-1.0.tar.gz", **proof, **other})
         return json.loads(text.replace("HOST", f"http://127.0.0.1:{server.server_address[1]}"))
 
     return make
@@ -58,7 +57,7 @@ def test_what_was_damaged_in_the_cache_is_fetched_again(server, source, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("trouble", "other", "said"),
+    "fault",
     [
         ([], {"sha256": "0" * 64}, f"has the sha256 {SHA256} and the stack says {'0' * 64}; the file was removed."),
         ([404], {}, "answers 404 Not Found; correct its version or address in the stack, or fill the mirror."),
@@ -67,7 +66,8 @@ def test_what_was_damaged_in_the_cache_is_fetched_again(server, source, tmp_path
     ],
     ids=["wrong sum", "404", "503", "cut"],
 )
-def test_a_fault_is_one_sentence_and_leaves_nothing_that_would_be_found(server, source, tmp_path: Path, trouble, other, said) -> None:
+def test_a_fault_is_one_sentence_and_leaves_nothing_that_would_be_found(server, source, tmp_path: Path, fault) -> None:
+    trouble, other, said = fault
     server.trouble["/a/x-1.0.tar.gz"] = list(trouble)
     with pytest.raises(DownloadError) as error:
         cached(source(**other), tmp_path, wait=0)
@@ -92,7 +92,7 @@ def test_space_is_asked_for_first(server, source, tmp_path: Path, monkeypatch) -
 
 def test_a_folder_without_the_file_is_told_at_once(tmp_path: Path) -> None:
     source = {"kind": "url", "url": f"file://{tmp_path}/mirror/example.org/x.tar.gz", "sha256": SHA256}
-    with pytest.raises(DownloadError, match="/mirror/example.org/x.tar.gz cannot be read; fill the folder by make mirror."):
+    with pytest.raises(DownloadError, match=r"/mirror/example\.org/x\.tar\.gz cannot be read; fill the folder by make mirror\."):
         cached(source, tmp_path / "cache", wait=100)
 
 

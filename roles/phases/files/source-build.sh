@@ -17,6 +17,17 @@ fail() { echo "$name $version was not built: $1; the whole output is in $log." >
 mkdir "$work/source" "$work/image"
 tar -xf "$archive" -C "$work/source" --strip-components=1 2>"$log" || fail "its archive cannot be unpacked"
 cd "$work/source"
+# Options of nvcc for GPU architectures: those named, or of AWS's types those that this nvcc knows.
+gencode() {
+    local known each
+    known=$("$CUDA_HOME/bin/nvcc" --list-gpu-arch)
+    for each in "${@:-70 75 80 86 89 90 100 103 120}"; do
+        for each in $each; do
+            if grep -qx "compute_$each" <<<"$known"; then printf -- '-gencode=arch=compute_%s,code=sm_%s ' "$each" "$each"; fi
+        done
+    done
+}
+export -f gencode
 nvcc=$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)
 if [ -x "$nvcc" ]; then export CUDA_HOME=${nvcc%/bin/nvcc}; fi
 VERSION=$version PREFIX=$prefix IMAGE=$work/image JOBS=$(nproc) bash -euo pipefail "$script" "$@" >"$log" 2>&1 ||

@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright: the Muster developers
+"""What role cuda leaves on a node with Debian's own toolkit: a compiler that works, and no driver."""
+
+from __future__ import annotations
+
+import json
+
+
+def test_a_kernel_becomes_machine_code_of_the_gpu(host):
+    source = "__global__ void add(int *x) { *x += 1; }"
+    made = host.check_output("cd /tmp && echo '%s' >k.cu && nvcc -arch=sm_90 -cubin -o k.cubin k.cu && cuobjdump --dump-sass k.cubin", source)
+    assert "sm_90" in made
+
+
+def test_no_driver_came_with_it(host):
+    names = host.check_output("dpkg-query --show --showformat '${Package}\\n'").splitlines()
+    assert not {"nvidia-driver", "nvidia-kernel-dkms", "nvidia-open-kernel-dkms"} & set(names)
+
+
+def test_manifest_tells_the_version(host):
+    entry = json.loads(host.file("/etc/muster/manifest.json").content_string)["components"]["cuda"]
+    assert entry["packages"]["nvidia-cuda-toolkit"] == host.package("nvidia-cuda-toolkit").version
+    assert entry["artefacts"] == ["/usr/bin/nvcc"]

@@ -1,0 +1,15 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+# Copyright: the Muster developers
+"""Loads NCCL and prints its version; with `start` it begins as a job's first rank does, which needs no GPU and reads /etc/nccl.conf."""
+
+import ctypes
+import sys
+
+nccl = ctypes.CDLL("libnccl.so.2")
+number = ctypes.c_int()
+nccl.ncclGetVersion(ctypes.byref(number))
+print("%d.%d.%d" % (number.value // 10000, number.value // 100 % 100, number.value % 100))
+if sys.argv[1:] == ["start"]:
+    sys.stdout.flush()
+    nccl.ncclGetUniqueId(ctypes.create_string_buffer(128))
