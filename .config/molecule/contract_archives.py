@@ -412,6 +412,109 @@ def pyxis(archives: Archives, version: str = "0.24.0") -> None:
     archives.stack["pyxis"] = {"version": version, "sources": [{"url": url, "sha256": sha256(content)}]}
 
 
+# Whatever is asked of the GPU, the answer is that there is none, with the words and the code of the real programs.
+GDRCOPY_MAKEFILE = """
+lib:
+\t$(CC) -shared -fPIC -Wl,-soname,libgdrapi.so.2 -o libgdrapi.so.2 gdrapi.c
+exes: lib
+\t$(CC) -o gdrcopy_sanity sanity.c
+lib_install: lib
+\tinstall -D -m 755 libgdrapi.so.2 $(DESTDIR)$(prefix)/lib/libgdrapi.so.2
+exes_install: exes
+\tinstall -D -m 755 gdrcopy_sanity $(DESTDIR)$(prefix)/bin/gdrcopy_sanity
+"""
+NO_GPU_C = '#include <stdio.h>\nint main(void) { fprintf(stderr, "%s\\n", "no CUDA-capable device is detected"); return 1; }\n'
+
+
+def gdrcopy(archives: Archives, version: str = "2.6") -> None:
+    source_archive(
+        archives,
+        "gdrcopy",
+        "https://github.com/NVIDIA/gdrcopy/archive/refs/tags/v{version}.tar.gz",
+        version,
+        {"Makefile": GDRCOPY_MAKEFILE, "gdrapi.c": "void *gdr_open(void) { return 0; }\n", "sanity.c": NO_GPU_C},
+    )
+
+
+# The real one needs nvcc; this one links MPI as that does.
+NCCL_TESTS_MAKEFILE = """
+default:
+\ttest "$(MPI)" = 1 && mkdir -p build
+\t$(CC) -I$(MPI_HOME)/include -o build/all_reduce_perf all_reduce.c -L$(MPI_HOME)/lib -lmpi
+"""
+NCCL_TESTS_C = """
+#include <mpi.h>
+#include <stdio.h>
+int main(int argc, char **argv)
+{
+    int there;
+    MPI_Initialized(&there);
+    puts("# nThread 1 nGpus 1 minBytes 8 maxBytes 8");
+    puts("Test CUDA failure common.cu:1279 'no CUDA-capable device is detected'");
+    return 3;
+}
+"""
+
+
+def nccl_tests(archives: Archives, version: str = "2.19.6") -> None:
+    url = "https://github.com/NVIDIA/nccl-tests/archive/refs/tags/v{version}.tar.gz"
+    source_archive(archives, "nccl_tests", url, version, {"Makefile": NCCL_TESTS_MAKEFILE, "all_reduce.c": NCCL_TESTS_C})
+
+
+# The build of the plugin's archive stops where the real one does: without a version, and with a path that is /usr.
+OFI_AUTOGEN = """
+[ -s .release_version ] || { echo "configure.ac:14: error: No version found"; exit 1; }
+cp configure.contract configure
+chmod 755 configure
+"""
+OFI_CONFIGURE = """
+prefix=/usr/local
+for word; do
+    case $word in
+        --prefix=*) prefix=${word#--prefix=} ;;
+        --with-cuda=/usr|--with-libfabric=/usr) echo "fatal error: stdlib.h: No such file or directory"; exit 1 ;;
+        --with-*|--disable-*|--enable-*) ;;
+        *) echo "error: unrecognized option: $word"; exit 1 ;;
+    esac
+done
+sed "s|@prefix@|$prefix|" Makefile.in >Makefile
+"""
+OFI_MAKEFILE = """
+all:
+\t$(CC) -shared -fPIC -o libnccl-net-ofi.so plugin.c
+install: all
+\tinstall -D -m 755 libnccl-net-ofi.so $(DESTDIR)@prefix@/lib/libnccl-net-ofi.so
+\tln -s libnccl-net-ofi.so $(DESTDIR)@prefix@/lib/libnccl-net.so
+"""
+OFI_C = """
+struct interface { const char *name; void *calls[32]; };
+struct interface ncclNetPlugin_v6 = {"Libfabric"}, ncclNetPlugin_v8 = {"Libfabric"}, ncclNetPlugin_v10 = {"Libfabric"};
+"""
+
+
+def aws_ofi_nccl(archives: Archives, version: str = "1.21.1") -> None:
+    source_archive(
+        archives,
+        "aws_ofi_nccl",
+        "https://github.com/aws/aws-ofi-nccl/archive/refs/tags/v{version}.tar.gz",
+        version,
+        {
+            "autogen.sh": program("autogen.sh", OFI_AUTOGEN),
+            "configure.contract": program("configure", OFI_CONFIGURE),
+            "Makefile.in": OFI_MAKEFILE,
+            "plugin.c": OFI_C,
+        },
+    )
+
+
+def source_archive(archives: Archives, component: str, url: str, version: str, files: dict[str, str | bytes]) -> None:
+    """A tag's archive, with the folder that such an archive has and the label in it."""
+    inside = f"{url.split('/')[4]}-{version}"
+    content = tar_gz({f"{inside}/{name}": text for name, text in {"CONTRACT": LABEL.format(component) + "\n", **files}.items()})
+    archives.put(url.format(version=version), content)
+    archives.stack[component] = {"version": version, "sources": [{"url": url, "sha256": sha256(content)}]}
+
+
 def lustre_client(archives: Archives) -> None:
     """Modules for the kernel that runs here, which the nodes share, and for one that nobody has."""
     url = "https://fsx-lustre-client-repo.s3.amazonaws.com/ubuntu"
@@ -435,7 +538,7 @@ def make(folder: Path, extends: str = "debian-13") -> Path:
     if not stack.exists():
         archives = Archives(folder)
         try:
-            for component in (efa, aws_cli, single_files, container_toolkit, enroot, pyxis, lustre_client):
+            for component in (efa, aws_cli, single_files, container_toolkit, enroot, pyxis, gdrcopy, nccl_tests, aws_ofi_nccl, lustre_client):
                 component(archives)
         finally:
             archives.close()

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import re
+from fnmatch import fnmatchcase
 
 # Nothing may ask a person, and a file that somebody edited stays.
 APT_ENVIRONMENT = {"DEBIAN_FRONTEND": "noninteractive", "DEBIAN_PRIORITY": "critical", "LC_ALL": "C.UTF-8", "NEEDRESTART_MODE": "l"}
@@ -13,9 +14,9 @@ KEEP_EDITED = ["-o", "Dpkg::Options::=--force-confdef", "-o", "Dpkg::Options::=-
 
 
 def missing(names, installed):
-    """The names that are not installed; `installed` is {package: version}, a name may ask for one version as NAME=VERSION."""
-    asked = [(each, *each.split("=", 1)) for each in names]
-    return [each for each, name, *version in asked if name not in installed or version not in ([], [installed[name]])]
+    """The names that are not installed; `installed` is {package: version}, a name may ask for one version as NAME=VERSION or NAME=PREFIX*."""
+    asked = [each.partition("=")[::2] + (each,) for each in names]
+    return [each for name, version, each in asked if name not in installed or not fnmatchcase(installed[name], version or "*")]
 
 
 def apt_install(names, release="", lock_timeout=300, durable=True, simulate=False):
@@ -23,6 +24,9 @@ def apt_install(names, release="", lock_timeout=300, durable=True, simulate=Fals
     command = ["apt-get", "--quiet", "--yes", "--no-install-recommends", "-o", "DPkg::Lock::Timeout=%d" % lock_timeout, *KEEP_EDITED]
     if not durable:
         command += ["-o", "Dpkg::Options::=--force-unsafe-io"]
+    if any("=" in name for name in names):
+        # Who names a version means it, also where the package is held at another or has a later one.
+        command += ["--allow-change-held-packages", "--allow-downgrades"]
     if release:
         command += ["--target-release", release]
     return command + (["--simulate"] if simulate else []) + ["install", *names]

@@ -17,7 +17,9 @@ author:
   - The Muster developers (@muster-fleet)
 options:
   names:
-    description: Packages, as NAME, or as NAME=VERSION where one version is meant.
+    description:
+      - Packages, as NAME, or as NAME=VERSION where one version is meant, which may end in V(*).
+      - A version that is named is installed although the package is held at another or a later one is there.
     type: list
     elements: str
     required: true

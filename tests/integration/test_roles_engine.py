@@ -26,6 +26,11 @@ NAME = "roles"
 NODE = {"name": "controller-1", "groups": ["muster_controller", "muster_compute"], "memory": "3072"}
 # Their scenarios have what they need beside a node: a directory, a server and a client.
 ALONE = {"storage", "users"}
+# Built from contract archives (.config/molecule/contract_archives.py), all that is there without a vendor's host or 6 GB of CUDA.
+HARDWARE = ["gdrcopy", "nccl", "aws_ofi_nccl", "nccl_tests"]
+NO_GPU = ["gdrcopy.copies", "aws_ofi_nccl.network", "nccl_tests.all_reduce"]
+# Too large, or what belongs to their scenarios alone: proofs.
+PROOFS = {"cuda"}
 PHASES = ["install", "configure", "verify_image", "verify_node", "verify_fleet"]
 
 
@@ -144,16 +149,42 @@ def test_second_converge_installs_nothing(second: Play) -> None:
     ]
 
 
+@pytest.fixture(scope="module")
+def hardware(node: Node, second: Play) -> list[Play]:
+    """The roles of GPU nodes, for the first time and again."""
+    archives = node.folder / "contract"
+    subprocess.run([sys.executable, str(ROOT / ".config/molecule/contract_archives.py"), str(archives)], check=True)
+    variables = {
+        "muster_components": HARDWARE,
+        "muster_stack_name": str(archives / "contract.yml"),
+        "muster_mirror": str(archives),
+        "muster_allow_not_run": NO_GPU,
+        "nccl_instance_type": "p5.48xlarge",
+        "muster_cache_dir": str(node.folder / "cache"),
+    }
+    return [node.play("playbooks/stack.yml", muster_phases=PHASES, **variables) for _again in range(2)]
+
+
+def test_roles_of_gpu_nodes_are_built_and_then_skipped_one_by_one(hardware: list[Play]) -> None:
+    first, again = (play.succeeded() for play in hardware)
+    built = [name for name in first.changed if " | Take a while to build " in name]
+    assert [name.rsplit(" ", 1)[1] for name in built] == ["gdrcopy", "aws_ofi_nccl", "nccl_tests"]
+    assert again.changed == []
+    assert [name for name in again.tasks if " : install" in name or "source_build" in name or "packages |" in name] == [
+        "phases : install | Compare the component with the manifest" for _role in HARDWARE
+    ]
+
+
 def test_a_dry_run_on_a_proven_node_changes_nothing(node: Node, second: Play) -> None:
     play = node.play("playbooks/stack.yml", "--check", muster_phases=["install", "configure"]).succeeded()
     assert play.changed == []
 
 
-def test_roles_own_tests(node: Node, second: Play) -> None:
+def test_roles_own_tests(node: Node, second: Play, hardware: list[Play]) -> None:
     tests = ROOT.glob("roles/*/molecule/default/tests/test_*.py")
-    files = sorted(str(path) for path in tests if path.relative_to(ROOT).parts[1] not in ALONE)
+    files = sorted(str(path) for path in tests if path.relative_to(ROOT).parts[1] not in ALONE | PROOFS)
     roles = {path.split("/roles/")[1].split("/")[0] for path in files}
-    assert roles == {path.parent.parent.name for path in ROOT.glob("roles/*/defaults/main.yml")} - {"phases"} - ALONE
+    assert roles == {path.parent.parent.name for path in ROOT.glob("roles/*/defaults/main.yml")} - {"phases"} - ALONE - PROOFS
     options = ["-p", "no:cacheprovider", "--hosts=ansible://all", f"--ansible-inventory={node.inventory}"]
     done = node.call("pytest", "-q", *options, *files)
     assert done.returncode == 0, done.stdout[-6000:]

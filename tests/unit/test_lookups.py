@@ -81,6 +81,34 @@ def test_files_of_the_install_count(role, path, counts):
     assert (digest() != before) == counts
 
 
+STACK = {
+    "name": "x",
+    "systems": ["debian13"],
+    "architectures": ["x86_64"],
+    "nccl": {"version": "2.22.3", "sources": [{"distro": ["libnccl2"]}]},
+    "efa": {"version": "1.51.0", "flags": ["--yes"], "sources": [{"url": "https://example.org/{version}", "sha256": "0" * 64}]},
+    "aws_ofi_nccl": {"version": "1.22.0", "sources": [{"bundled_in": "efa"}]},
+}
+
+
+@pytest.mark.parametrize(
+    ("components", "changed", "counts"),
+    [
+        (["nccl"], {"nccl": {"version": "2.23.4"}}, True),
+        (["nccl"], {"nccl": {"sources": [{"distro": ["libnccl2", "libnccl-dev"]}]}}, True),
+        (["efa"], {"efa": {"flags": []}}, True),
+        (["aws_ofi_nccl"], {"efa": {"version": "1.52.0"}}, True),
+        (["nccl"], {"efa": {"version": "1.52.0"}}, False),
+        ([], {"nccl": {"version": "2.23.4"}}, False),
+    ],
+)
+def test_what_the_stack_says_of_a_role_s_components_counts(role, components, changed, counts):
+    known = {"phases_components": components, "phases_system": "debian13", "phases_arch": "x86_64", "phases_mirror": ""}
+    other = {**STACK, **{name: {**STACK[name], **change} for name, change in changed.items()}}
+    assert (digest(**known, phases_stack=other) != digest(**known, phases_stack=STACK)) == counts
+    assert digest(**{**known, "phases_mirror": "/srv"}, phases_stack=STACK) == digest(**known, phases_stack=STACK)
+
+
 def test_a_renamed_file_counts(role):
     before = digest()
     (role / "files/pmix_hello.py").rename(role / "files/other.py")

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -232,3 +233,27 @@ def test_no_service_starts_between_compare_and_end(call, node, end):
     if end == "written":
         assert compare(call, node) == []
         assert not policy.exists(), "what is installed refuses nothing"
+
+
+def test_what_the_stack_refuses_is_refused_before_anything(call, node):
+    result = call(module, path=str(node), state="compare", component="slurm", refused=["efa 1.51.0 is refused on debian13: no reason.", "x"])
+    assert result["msg"] == "efa 1.51.0 is refused on debian13: no reason."
+    assert not (node.parents[2] / "policy-rc.d").exists()
+
+
+def test_room_is_asked_for_all_that_is_not_installed_yet(call, node):
+    def said(**space: int) -> str:
+        return call(module, path=str(node), state="compare", component="cuda", space=space).get("msg", "")
+
+    assert said(cuda=1, nccl=1) == ""
+    assert re.fullmatch(
+        r"cuda, nccl together need 1000000001 MiB on / and \d+ MiB are free; give the node a larger disk or free some\.",
+        said(cuda=10**9, nccl=1),
+    )
+    write(call, node)
+    assert said(slurm=10**9) == "", "what is there already needs no more room"
+
+
+@pytest.mark.parametrize(("free", "ok"), [(700, True), (699, False)])
+def test_the_sum_counts(free, ok):
+    assert (logic.space_problem({"cuda": 600, "nccl": 100, "slurm": 5}, {"slurm": {}}, free) == "") == ok

@@ -40,6 +40,7 @@ def test_what_is_missing():
     have = {"jq": "1.7.1-6", "munge": "0.5.16-1"}
     assert logic.missing(["jq", "slurmd", "munge=0.5.16-1"], have) == ["slurmd"]
     assert logic.missing(["munge=0.5.15-1"], have) == ["munge=0.5.15-1"]
+    assert logic.missing(["munge=0.5.16*", "jq=1.6*"], have) == ["jq=1.6*"]
 
 
 def test_the_command():
@@ -48,6 +49,11 @@ def test_the_command():
     for part in ("--no-install-recommends", "DPkg::Lock::Timeout=7", "Dpkg::Options::=--force-unsafe-io", "--simulate", "testing"):
         assert part in command
     assert not {"--simulate", "--target-release", "Dpkg::Options::=--force-unsafe-io"} & set(logic.apt_install(["jq"]))
+
+
+def test_a_version_that_is_named_may_go_back_and_be_held():
+    assert "--allow-downgrades" in logic.apt_install(["jq=1.6*"]) and "--allow-change-held-packages" in logic.apt_install(["jq=1.6*"])
+    assert "--allow-downgrades" not in logic.apt_install(["jq"])
 
 
 def test_what_apt_said():

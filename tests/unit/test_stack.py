@@ -216,6 +216,31 @@ def test_a_role_asks_for_a_source_and_gets_it_from_the_mirror() -> None:
         filters.stack_source(document, "enroot", "amzn2023", "x86_64")
 
 
+def test_what_a_role_s_components_are_refused_for() -> None:
+    document = stack_files.load("aws-2026.11")
+    assert filters.stack_refusals(document, ["efa", "nccl"], "amzn2023", "x86_64") == []
+    said = filters.stack_refusals(document, ["efa", "enroot", "neuron", "pxyis"], "debian13", "x86_64")
+    assert [sentence.split(" is ")[0] for sentence in said] == ["enroot 4.1.2", "neuron 2.32.0", "Stack aws-2026.11 has no pxyis."]
+
+
+@pytest.mark.parametrize(
+    ("facts", "name", "arch"),
+    [
+        (("Debian", "13", "13.2", "x86_64"), "debian13", "x86_64"),
+        (("Ubuntu", "24", "24.04", "aarch64"), "ubuntu24.04", "arm64"),
+        (("Amazon", "2023", "2023", "x86_64"), "amzn2023", "x86_64"),
+        (("RedHat", "9", "9.6", "x86_64"), "rhel9", "x86_64"),
+        (("Rocky", "9", "9.6", "aarch64"), "rocky9", "arm64"),
+        (("Fedora", "42", "42", "x86_64"), "fedora42", "x86_64"),
+    ],
+)
+def test_a_node_s_system_as_stacks_name_it(facts: tuple[str, ...], name: str, arch: str) -> None:
+    defaults = yaml.safe_load((ROOT / "roles/phases/defaults/main.yml").read_text())
+    known = dict(zip(("distribution", "distribution_major_version", "distribution_version", "architecture"), facts, strict=True))
+    assert jinja2.Template(defaults["phases_system"]).render(ansible_facts=known) == name
+    assert jinja2.Template(defaults["phases_arch"]).render(ansible_facts=known) == arch
+
+
 def test_a_fleet_s_stacks_are_judged_once_each() -> None:
     assert filters.stack_faults(["aws-2026.11", "debian-13", "aws-2026.11"]) == []
     [said] = filters.stack_faults(["debian-14", "debian-14"])

@@ -20,11 +20,11 @@ cd "$work/source"
 # Options of nvcc for GPU architectures: those named, or of AWS's types those that this nvcc knows.
 gencode() {
     local known each
+    [ -n "${CUDA_HOME:-}" ] || return 0
     known=$("$CUDA_HOME/bin/nvcc" --list-gpu-arch)
-    for each in "${@:-70 75 80 86 89 90 100 103 120}"; do
-        for each in $each; do
-            if grep -qx "compute_$each" <<<"$known"; then printf -- '-gencode=arch=compute_%s,code=sm_%s ' "$each" "$each"; fi
-        done
+    [ $# -gt 0 ] || set -- 70 75 80 86 89 90 100 103 120
+    for each; do
+        if grep -qx "compute_$each" <<<"$known"; then printf -- '-gencode=arch=compute_%s,code=sm_%s ' "$each" "$each"; fi
     done
 }
 export -f gencode
@@ -37,8 +37,8 @@ cd "$work/image$prefix" 2>/dev/null || fail "its script installed nothing below 
 find . -name '*.la' -delete
 mapfile -t binaries < <(find . -type f \( -perm -u+x -o -name '*.so*' \) -exec sh -c 'head -c 4 "$1" | grep -q ELF' _ {} \; -print)
 [ ${#binaries[@]} -eq 0 ] || strip --strip-unneeded "${binaries[@]}"
-# Packages of the libraries that it loads, as they are called in this release of the distribution.
-[ ${#binaries[@]} -eq 0 ] || ldd "${binaries[@]}" 2>/dev/null | sed -n 's/.* => \(\/[^ ]*\) .*/\1/p' | grep -v "^$prefix/" | sort -u | while read -r path; do
+# Packages of the libraries that it loads, as they are called in this release of the distribution. The driver's own come with the driver.
+[ ${#binaries[@]} -eq 0 ] || ldd "${binaries[@]}" 2>/dev/null | sed -n 's/.* => \(\/[^ ]*\) .*/\1/p' | grep -v -E "^$prefix/|/lib(cuda|nvidia-[a-z0-9-]+)\.so" | sort -u | while read -r path; do
     if command -v dpkg-query >/dev/null; then
         dpkg-query --search "*/$(basename "$(readlink -f "$path")")" 2>/dev/null | head -n 1 | cut -d : -f 1
     else

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright: the Muster developers
+"""A plugin built from a contract archive, as Debian's NCCL finds it, and what the gate says when it is broken."""
+
+from __future__ import annotations
+
+import json
+
+PLUGIN = "/opt/aws-ofi-nccl/lib/libnccl-net-ofi.so"
+
+
+def problems(host) -> dict:
+    """What the module says about the node as it is now."""
+    said = host.ansible("muster.fleet.nccl_plugin_facts", "environment_file=/etc/nccl.conf", become=True)
+    return {name: text for name, text in said["problems"].items() if text}
+
+
+def broken(host, script: str) -> dict:
+    """The same while a script has broken the plugin; afterwards it is whole again."""
+    host.check_output(f"cp --archive {PLUGIN} /tmp/plugin")
+    try:
+        host.check_output(script)
+        return problems(host)
+    finally:
+        host.check_output(f"mv /tmp/plugin {PLUGIN} && ldconfig")
+
+
+def test_the_good_plugin(host):
+    assert problems(host) == {}
+    checks = json.loads(host.file("/etc/muster/manifest.json").content_string)["components"]
+    assert checks["aws_ofi_nccl"]["version"] == "1.21.1"
+
+
+def test_a_plugin_that_is_gone(host):
+    said = broken(host, f"rm {PLUGIN} && ldconfig")
+    assert said["found"].startswith("The loader has no libnccl-net-ofi.so, which NCCL will look for")
+
+
+def test_a_library_that_is_no_plugin(host):
+    said = broken(host, f"cp /lib/*-linux-gnu/libz.so.1 {PLUGIN}")
+    assert said == {"interface": f"{PLUGIN} exports no ncclNetPlugin symbol, so it is no plugin of NCCL."}
+
+
+def test_a_plugin_of_another_nccl(host):
+    source = "struct { const char *name; } ncclNetPlugin_v99 = {\"Libfabric\"};"
+    said = broken(host, f"echo '{source}' | cc -xc - -shared -fPIC -o {PLUGIN}")
+    assert "has versions 99 of the interface and" in said["interface"]
+
+
+def test_a_plugin_that_lacks_a_library(host):
+    source = "struct { const char *name; } ncclNetPlugin_v8 = {\"Libfabric\"};"
+    lost = "echo 'void lost(void) {}' | cc -xc - -shared -fPIC -Wl,-soname,liblost.so.1 -o /tmp/liblost.so"
+    said = broken(host, f"{lost} && echo '{source}' | cc -xc - -shared -fPIC -Wl,--no-as-needed /tmp/liblost.so -o {PLUGIN}")
+    assert said == {"libraries": f"{PLUGIN} needs liblost.so.1, which the loader does not find."}
+
+
+def test_a_plugin_that_cannot_be_loaded(host):
+    source = "void lost(void); struct { const char *name; void (*call)(void); } ncclNetPlugin_v8 = {\"Libfabric\", lost};"
+    said = broken(host, f"echo '{source}' | cc -xc - -shared -fPIC -o {PLUGIN}")
+    assert "undefined symbol: lost" in said["loads"]
+
+
+def test_a_plugin_of_another_name(host):
+    source = "struct { const char *name; } ncclNetPlugin_v8 = {\"AWS Libfabric\"};"
+    said = broken(host, f"echo '{source}' | cc -xc - -shared -fPIC -o {PLUGIN}")
+    assert said["transport"].startswith("NCCL_NET is Libfabric and the plugin calls itself AWS Libfabric")

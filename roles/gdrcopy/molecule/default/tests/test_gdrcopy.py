@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright: the Muster developers
+"""What role gdrcopy makes of a contract archive: a library that is found, and a tool that says that there is no GPU."""
+
+from __future__ import annotations
+
+import json
+
+
+def test_the_loader_finds_the_library(host):
+    assert "/opt/gdrcopy/lib/libgdrapi.so.2" in host.check_output("ldconfig -p")
+
+
+def test_the_tool_answers(host):
+    assert "no CUDA-capable device is detected" in host.run("/opt/gdrcopy/bin/gdrcopy_sanity").stderr
+
+
+def test_nothing_of_the_build_is_left(host):
+    assert not host.file("/var/tmp/muster-build/gdrcopy").exists
+    assert host.check_output("cd /opt/gdrcopy && sha256sum --check --quiet .muster-files && cat .muster-build").startswith("gdrcopy-2.6-")
+
+
+def test_manifest_tells_the_stack(host):
+    manifest = json.loads(host.file("/etc/muster/manifest.json").content_string)
+    assert manifest["stack"]["name"] == "contract"
+    assert manifest["components"]["gdrcopy"]["version"] == "2.6"
