@@ -538,7 +538,18 @@ def make(folder: Path, extends: str = "debian-13") -> Path:
     if not stack.exists():
         archives = Archives(folder)
         try:
-            for component in (efa, aws_cli, single_files, container_toolkit, enroot, pyxis, gdrcopy, nccl_tests, aws_ofi_nccl, lustre_client):
+            for component in (
+                efa,
+                aws_cli,
+                single_files,
+                container_toolkit,
+                enroot,
+                pyxis,
+                gdrcopy,
+                nccl_tests,
+                aws_ofi_nccl,
+                lustre_client,
+            ):
                 component(archives)
         finally:
             archives.close()

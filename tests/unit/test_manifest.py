@@ -236,7 +236,9 @@ def test_no_service_starts_between_compare_and_end(call, node, end):
 
 
 def test_what_the_stack_refuses_is_refused_before_anything(call, node):
-    result = call(module, path=str(node), state="compare", component="slurm", refused=["efa 1.51.0 is refused on debian13: no reason.", "x"])
+    result = call(
+        module, path=str(node), state="compare", component="slurm", refused=["efa 1.51.0 is refused on debian13: no reason.", "x"]
+    )
     assert result["msg"] == "efa 1.51.0 is refused on debian13: no reason."
     assert not (node.parents[2] / "policy-rc.d").exists()
 

@@ -74,16 +74,32 @@ def test_a_good_plugin(ask) -> None:
 @pytest.mark.parametrize(
     ("change", "where", "said"),
     [
-        ({"cached": "nothing"}, "found", "The loader has no libnccl-net-ofi.so, which NCCL will look for; install the plugin or run ldconfig."),
+        (
+            {"cached": "nothing"},
+            "found",
+            "The loader has no libnccl-net-ofi.so, which NCCL will look for; install the plugin or run ldconfig.",
+        ),
         ({"environment": {"NCCL_NET_PLUGIN": "aws-ofi"}}, "found", "The loader has no libnccl-net-aws-ofi.so, which NCCL will look for;"),
-        ({"ldd": "\tlibfabric.so.1 => not found\n\tlibc.so.6 => /lib/libc.so.6 (0x1)\n"}, "libraries", "needs libfabric.so.1, which the loader"),
+        (
+            {"ldd": "\tlibfabric.so.1 => not found\n\tlibc.so.6 => /lib/libc.so.6 (0x1)\n"},
+            "libraries",
+            "needs libfabric.so.1, which the loader",
+        ),
         ({"plugin": library("other")}, "interface", "exports no ncclNetPlugin symbol, so it is no plugin of NCCL."),
         ({"plugin": library(undefined=("ncclNetPlugin_v8",))}, "interface", "exports no ncclNetPlugin symbol"),
         ({"plugin": library("ncclNetPlugin_v11", "ncclNetPlugin_v12")}, "interface", "has versions 11, 12 of the interface and "),
-        ({"load": (1, "", "Traceback\nOSError: undefined symbol: fi_getinfo@FABRIC_1.9\n")}, "loads", "undefined symbol: fi_getinfo@FABRIC_1.9."),
+        (
+            {"load": (1, "", "Traceback\nOSError: undefined symbol: fi_getinfo@FABRIC_1.9\n")},
+            "loads",
+            "undefined symbol: fi_getinfo@FABRIC_1.9.",
+        ),
         ({"load": (-11, "", "")}, "loads", "does not load: signal 11."),
         ({"environment": {"NCCL_NET_PLUGIN": "ofi"}}, "transport", "NCCL_NET is not set, so a plugin that fails would be replaced by TCP;"),
-        ({"load": (0, "AWS Libfabric\n", "")}, "transport", "NCCL_NET is Libfabric and the plugin calls itself AWS Libfabric, so every job"),
+        (
+            {"load": (0, "AWS Libfabric\n", "")},
+            "transport",
+            "NCCL_NET is Libfabric and the plugin calls itself AWS Libfabric, so every job",
+        ),
     ],
 )
 def test_a_broken_plugin_has_its_sentence(ask, change, where, said) -> None:

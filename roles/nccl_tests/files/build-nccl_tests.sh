@@ -7,6 +7,6 @@ done
 [ -n "$mpi" ] || { echo "error: no MPI has a mpi.h here; install Open MPI or role efa first"; exit 1; }
 nccl=/usr
 if [ -e /opt/nccl/include/nccl.h ]; then nccl=/opt/nccl; fi
-make -j"$JOBS" MPI=1 MPI_HOME="$mpi" CUDA_HOME="${CUDA_HOME:-/usr}" NCCL_HOME="$nccl" NVCC_GENCODE="$(gencode "$@")"
+make -j"$JOBS" MPI=1 MPI_HOME="$mpi" CUDA_HOME="$CUDA_HOME" NCCL_HOME="$nccl" NVCC_GENCODE="$(gencode "$@")"
 mkdir -p "$IMAGE$PREFIX/bin"
 cp build/*_perf "$IMAGE$PREFIX/bin/"

@@ -2,7 +2,7 @@
 # Written by Muster (role phases). Builds a component from its source archive into an archive that is unpacked on every node:
 #   source-build.sh NAME VERSION ARCHIVE PREFIX ID OUTPUT SCRIPT [OPTION ...]
 # SCRIPT is the role's own; it runs in the unpacked source with PREFIX (where it will lie), IMAGE (where to install it now, as DESTDIR), VERSION and
-# JOBS in its environment, CUDA_HOME where there is an nvcc, and the options as its arguments. It ends at the first command that fails.
+# JOBS and CUDA_HOME in its environment, and the options as its arguments. It ends at the first command that fails.
 # In OUTPUT: what lies below PREFIX, .muster-build (ID), .muster-files (checksums of all files) and .muster-packages (whose libraries it loads).
 set -euo pipefail
 name=$1 version=$2 archive=$3 prefix=$4 id=$5 output=$6 script=$7
@@ -20,7 +20,7 @@ cd "$work/source"
 # Options of nvcc for GPU architectures: those named, or of AWS's types those that this nvcc knows.
 gencode() {
     local known each
-    [ -n "${CUDA_HOME:-}" ] || return 0
+    [ -x "$CUDA_HOME/bin/nvcc" ] || return 0
     known=$("$CUDA_HOME/bin/nvcc" --list-gpu-arch)
     [ $# -gt 0 ] || set -- 70 75 80 86 89 90 100 103 120
     for each; do
@@ -29,7 +29,7 @@ gencode() {
 }
 export -f gencode
 nvcc=$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)
-if [ -x "$nvcc" ]; then export CUDA_HOME=${nvcc%/bin/nvcc}; fi
+export CUDA_HOME=${nvcc%/bin/nvcc}
 VERSION=$version PREFIX=$prefix IMAGE=$work/image JOBS=$(nproc) bash -euo pipefail "$script" "$@" >"$log" 2>&1 ||
     fail "$({ grep -E -m 1 '(error|fatal)[: ]|[Nn]o such file|cannot find|not found' "$log" || tail -n 1 "$log"; } | tr -s '\t ' ' ' | sed 's/[. ]*$//')"
 cd "$work/image$prefix" 2>/dev/null || fail "its script installed nothing below $prefix"

@@ -42,25 +42,25 @@ def test_a_library_that_is_no_plugin(host):
 
 
 def test_a_plugin_of_another_nccl(host):
-    source = "struct { const char *name; } ncclNetPlugin_v99 = {\"Libfabric\"};"
+    source = 'struct { const char *name; } ncclNetPlugin_v99 = {"Libfabric"};'
     said = broken(host, f"echo '{source}' | cc -xc - -shared -fPIC -o {PLUGIN}")
     assert "has versions 99 of the interface and" in said["interface"]
 
 
 def test_a_plugin_that_lacks_a_library(host):
-    source = "struct { const char *name; } ncclNetPlugin_v8 = {\"Libfabric\"};"
+    source = 'struct { const char *name; } ncclNetPlugin_v8 = {"Libfabric"};'
     lost = "echo 'void lost(void) {}' | cc -xc - -shared -fPIC -Wl,-soname,liblost.so.1 -o /tmp/liblost.so"
     said = broken(host, f"{lost} && echo '{source}' | cc -xc - -shared -fPIC -Wl,--no-as-needed /tmp/liblost.so -o {PLUGIN}")
     assert said == {"libraries": f"{PLUGIN} needs liblost.so.1, which the loader does not find."}
 
 
 def test_a_plugin_that_cannot_be_loaded(host):
-    source = "void lost(void); struct { const char *name; void (*call)(void); } ncclNetPlugin_v8 = {\"Libfabric\", lost};"
+    source = 'void lost(void); struct { const char *name; void (*call)(void); } ncclNetPlugin_v8 = {"Libfabric", lost};'
     said = broken(host, f"echo '{source}' | cc -xc - -shared -fPIC -o {PLUGIN}")
     assert "undefined symbol: lost" in said["loads"]
 
 
 def test_a_plugin_of_another_name(host):
-    source = "struct { const char *name; } ncclNetPlugin_v8 = {\"AWS Libfabric\"};"
+    source = 'struct { const char *name; } ncclNetPlugin_v8 = {"AWS Libfabric"};'
     said = broken(host, f"echo '{source}' | cc -xc - -shared -fPIC -o {PLUGIN}")
     assert said["transport"].startswith("NCCL_NET is Libfabric and the plugin calls itself AWS Libfabric")

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright: the Muster developers
+"""The script that builds a source archive: what it packs, and the one sentence of each way in which it fails."""
+
+from __future__ import annotations
+
+import subprocess
+import tarfile
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "roles/phases/files/source-build.sh"
+GOOD = 'mkdir -p "$IMAGE$PREFIX/share"; echo "$VERSION $* $(cat text)" >"$IMAGE$PREFIX/share/said"'
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Path:
+    (tmp_path / "tool-1.0").mkdir()
+    # Of more than one block, so that half an archive is not a whole one.
+    (tmp_path / "tool-1.0/text").write_text("hello\n")
+    (tmp_path / "tool-1.0/noise").write_bytes(bytes(range(256)) * 100)
+    path = tmp_path / "tool.tar.gz"
+    with tarfile.open(path, "w:gz") as made:
+        made.add(tmp_path / "tool-1.0", "tool-1.0")
+    return path
+
+
+def build(archive: Path, script: str, *options: str) -> tuple[int, str, Path]:
+    folder = archive.parent / "build"
+    folder.mkdir(exist_ok=True)
+    (folder / "build.sh").write_text(script)
+    result = folder / "result.tar.gz"
+    words = ["tool", "1.0", str(archive), "/opt/tool", "tool-1.0-id", str(result), str(folder / "build.sh"), *options]
+    done = subprocess.run(["bash", str(SCRIPT), *words], capture_output=True, text=True, check=False)
+    return done.returncode, done.stderr, result
+
+
+def test_what_is_installed_is_packed_with_its_identity_and_sums(archive: Path) -> None:
+    code, said, result = build(archive, GOOD, "one", "two")
+    assert (code, said) == (0, "")
+    with tarfile.open(result) as packed:
+        files = {name: member.read().decode() for name in packed.getnames() if (member := packed.extractfile(name))}
+    assert files.pop("./share/said") == "1.0 one two hello\n"
+    assert files.pop("./.muster-build") == "tool-1.0-id\n"
+    assert files.pop("./.muster-files").endswith("  ./share/said\n")
+    assert files == {"./.muster-packages": ""}
+    assert [path.name for path in result.parent.iterdir() if path.is_dir()] == [], "its folders are gone"
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        ("echo noise; echo 'a.cc:3: error: unknown type x'; echo 'make: *** [a.o] Error 1'; exit 2", "a.cc:3: error: unknown type x"),
+        ("echo 'x.cu(7): error: identifier y is undefined.' >&2; false; " + GOOD, "x.cu(7): error: identifier y is undefined"),
+        ("echo; echo 'configure.ac:14: error: No version found'; exit 1", "configure.ac:14: error: No version found"),
+        ("echo only last words; exit 1", "only last words"),
+        ("true", "its script installed nothing below /opt/tool"),
+    ],
+)
+def test_a_build_that_fails_says_the_compiler_s_line_and_where_its_log_is(archive: Path, script: str, reason: str) -> None:
+    code, said, result = build(archive, script)
+    assert (code, said) == (1, f"tool 1.0 was not built: {reason}; the whole output is in {result.parent}/build.log.\n")
+    assert not result.exists()
+
+
+def test_half_an_archive(archive: Path) -> None:
+    archive.write_bytes(archive.read_bytes()[:200])
+    code, said, result = build(archive, GOOD)
+    assert (code, said) == (
+        1,
+        f"tool 1.0 was not built: its archive cannot be unpacked; the whole output is in {result.parent}/build.log.\n",
+    )
