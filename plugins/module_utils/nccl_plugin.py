@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Whether NCCL will load a network plugin: what it looks for, what the plugin exports, and what is wrong, one sentence each.
 
-NCCL opens libnccl-net-NAME.so (NCCL_NET_PLUGIN=NAME; libnccl-net.so without it) and takes the newest ncclNetPlugin_vN that it knows. Whatever
-fails there costs one line in its log, and the job goes on over TCP, unless NCCL_NET names the plugin's transport.
+NCCL opens libnccl-net-NAME.so (NCCL_NET_PLUGIN=NAME; libnccl-net.so without it) and takes the newest ncclNetPlugin_vN that it knows.
+Whatever fails there costs one line in its log, and the job goes on over TCP, unless NCCL_NET names the plugin's transport.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ KEEP_EDITED = ["-o", "Dpkg::Options::=--force-confdef", "-o", "Dpkg::Options::=-
 
 
 def missing(names, installed):
-    """The names that are not installed; `installed` is {package: version}, a name may ask for one version as NAME=VERSION or NAME=PREFIX*."""
+    """The names that are not installed; `installed` is {package: version}, a name may ask for a version as NAME=VERSION or NAME=PREFIX*."""
     asked = [each.partition("=")[::2] + (each,) for each in names]
     return [each for name, version, each in asked if name not in installed or not fnmatchcase(installed[name], version or "*")]
 

@@ -9,8 +9,8 @@ module: nccl_plugin_facts
 short_description: Whether NCCL will load its network plugin
 version_added: 0.2.0
 description:
-  - Finds the library that NCCL will look for, as the loader does, and asks what NCCL asks - whether it has all its libraries, exports a version of the
-    interface that this NCCL knows, loads, and how its transport is called.
+  - Finds the library that NCCL will look for, as the loader does, and asks what NCCL asks - whether it has all its libraries, exports a
+    version of the interface that this NCCL knows, loads, and how its transport is called.
   - Nothing is started and no GPU is needed.
 author:
   - The Muster developers (@muster-fleet)
