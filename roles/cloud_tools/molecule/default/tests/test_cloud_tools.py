@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright: the Muster developers
+"""What role cloud_tools leaves on a node, from contract archives in the vendors' layouts."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+
+@pytest.mark.parametrize(
+    ("command", "answer"),
+    [
+        ("aws --version", "aws-cli/2.36.11 Python/3.13 Linux contract"),
+        ("kubectl version --client", "Client Version: v1.36.4\nKustomize Version: v5.8.0"),
+        ("eksctl version", "0.230.0"),
+        ("helm version --short", "v3.18.4+gcontract"),
+    ],
+)
+def test_a_user_finds_it(host, command, answer):
+    assert host.check_output(f"runuser -u nobody -- env PATH=/usr/local/bin:/usr/bin:/bin {command}") == answer
+
+
+def test_nothing_that_was_fetched_stays(host):
+    assert not host.file("/var/tmp/muster-cloud-tools").exists
+
+
+def test_manifest_has_the_versions(host):
+    entry = json.loads(host.file("/etc/muster/manifest.json").content_string)["components"]["cloud_tools"]
+    assert entry["version"] == "aws_cli 2.36.11, kubectl 1.36.4, eksctl 0.230.0, helm 3.18.4"

@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright: the Muster developers
+"""What role lustre_client leaves on a node, from a contract archive of FSx's repository; the kernel of a container mounts nothing."""
+
+from __future__ import annotations
+
+import json
+
+
+def test_the_modules_are_those_of_the_kernel(host):
+    kernel = host.check_output("uname -r")
+    assert host.package(f"lustre-client-modules-{kernel}").is_installed
+    assert not host.package("lustre-client-modules-6.8.0-9999-contract").is_installed
+    assert host.file("/usr/sbin/mount.lustre").exists
+
+
+def test_the_file_system_is_mounted_by_its_first_use_and_before_slurm(host):
+    mount = host.file("/etc/systemd/system/lustre-data.mount").content_string.splitlines()
+    assert "What=fs-0123456789abcdef0.fsx.us-east-1.amazonaws.com@tcp:/abcdefgh" in mount
+    assert "Options=noatime,flock,_netdev,localflock" in mount
+    assert "After=network-online.target" in mount
+    automount = host.file("/etc/systemd/system/lustre-data.automount").content_string.splitlines()
+    assert {"Where=/lustre/data", "Before=slurmd.service slurmctld.service", "WantedBy=multi-user.target"} <= set(automount)
+    units = "/etc/systemd/system/lustre-data.mount /etc/systemd/system/lustre-data.automount"
+    assert host.run(f"systemd-analyze verify {units}").stderr.count("lustre-data") == 0
+
+
+def test_manifest_names_the_packages(host):
+    entry = json.loads(host.file("/etc/muster/manifest.json").content_string)["components"]["lustre_client"]
+    assert entry["packages"]["lustre-client-utils"] == "2.15.6-1"

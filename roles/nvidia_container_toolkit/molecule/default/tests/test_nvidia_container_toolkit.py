@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright: the Muster developers
+"""What role nvidia_container_toolkit leaves on a node, from a contract archive of a repository that has a later version too."""
+
+from __future__ import annotations
+
+import json
+
+PACKAGES = ("nvidia-container-toolkit", "nvidia-container-toolkit-base", "libnvidia-container-tools", "libnvidia-container1")
+
+
+def test_all_packages_have_the_version_of_the_stack_and_keep_it(host):
+    assert {host.package(name).version for name in PACKAGES} == {"1.20.1-1"}
+    assert set(PACKAGES) <= set(host.check_output("apt-mark showhold").split())
+    upgrade = host.check_output("apt-get --simulate upgrade")
+    assert "Inst nvidia-container-toolkit" not in upgrade
+
+
+def test_the_repository_is_trusted_by_its_own_key_alone(host):
+    [source] = host.check_output("grep -rl libnvidia-container /etc/apt/sources.list.d").split()
+    lines = dict(line.split(": ", 1) for line in host.file(source).content_string.splitlines() if ": " in line and line[0] != "#")
+    assert lines["Signed-By"].startswith("/usr/share/keyrings/muster-")
+    assert lines["Suites"] == "/"
+    assert "trusted" not in host.file(source).content_string.lower()
+
+
+def test_the_cdi_specification_is_made_by_the_node(host):
+    assert host.service("nvidia-cdi-refresh.path").is_enabled
+    assert host.service("nvidia-cdi-refresh.path").is_running
+    assert host.service("nvidia-cdi-refresh.service").is_enabled
+    assert not host.file("/etc/cdi").exists
+    assert not host.file("/var/run/cdi/nvidia.yaml").exists
+
+
+def test_manifest_has_the_version(host):
+    entry = json.loads(host.file("/etc/muster/manifest.json").content_string)["components"]["nvidia_container_toolkit"]
+    assert entry["version"] == "1.20.1"
