@@ -33,8 +33,9 @@ EPOCH = 1_767_225_600  # one time in all archives, so that the same content has 
 class Archives:
     """A mirror folder with a key of its own; what is put into it is remembered as components of a stack."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, extends: str = "debian-13") -> None:
         self.folder = folder
+        self.suite = {"debian-12": "bookworm"}.get(extends, "trixie")
         self.stack: dict[str, dict] = {}
         # gpg's agent wants a short path for its socket.
         self.home = tempfile.TemporaryDirectory(prefix="contract-gpg-")
@@ -527,7 +528,7 @@ def lustre_client(archives: Archives) -> None:
         "/usr/bin/lfs": answers("lfs", "2.15.6", {"--version": "lfs {version}"}),
         "/usr/sbin/mount.lustre": program("mount.lustre", 'echo "mount.lustre: mount $1 at $2 failed: No such device" >&2\nexit 19\n'),
     }
-    archives.apt_repository(url, [*debs, deb("lustre-client-utils", "2.15.6-1", files)], suite="trixie")
+    archives.apt_repository(url, [*debs, deb("lustre-client-utils", "2.15.6-1", files)], suite=archives.suite)
     key = archives.put_key("https://fsx-lustre-client-ubuntu-public-keys.s3.amazonaws.com/fsx-ubuntu-public-key.asc")
     archives.stack["lustre_client"] = {"version": "*", "sources": [{"repository": url, "signature": key}]}
 
@@ -536,7 +537,7 @@ def make(folder: Path, extends: str = "debian-13") -> Path:
     """Fill the folder, once; the path of its stack."""
     stack = folder / "contract.yml"
     if not stack.exists():
-        archives = Archives(folder)
+        archives = Archives(folder, extends)
         try:
             for component in (
                 efa,
