@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright: the Muster developers
+"""What a host really has, from what the script of stack_facts printed; the table, and drift against the manifest."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from ansible_collections.muster.fleet.plugins.module_utils import stack as stacks
+from ansible_collections.muster.fleet.plugins.module_utils import stack_facts as logic
+from ansible_collections.muster.fleet.plugins.modules import stack_facts
+
+ROOT = Path(__file__).parents[2]
+FIXTURES = ROOT / "tests/fixtures/stack_facts"
+HOST = logic.installed((FIXTURES / "p5-host.txt").read_text())
+
+
+def entry(version: str = "", **packages: str) -> dict:
+    return {"version": version, "packages": {name.replace("_", "-"): value for name, value in packages.items()}, "artefacts": []}
+
+
+def versions(found: dict) -> dict[str, str]:
+    return {name: each["version"] for name, each in found.items()}
+
+
+def test_a_p5_host_has_what_its_stack_says():
+    """Every component of the stack that such a host carries is found, in the version of the stack."""
+    stack = yaml.safe_load((ROOT / "stacks/aws-2026.11.yml").read_text())
+    carried = [name for name in stacks.COMPONENTS if name in HOST and stack[name]["version"] != "*"]
+    assert {name: stack[name]["version"] for name in carried if not logic.same(stack[name]["version"], HOST[name]["version"])} == {}
+    assert len(carried) == 17
+    assert (HOST["kernel"]["version"], HOST["efa_driver"]["version"], HOST["gdrdrv"]["version"]) == ("6.14.0-1017-aws", "3.3.1", "2.6")
+    # What the kernel has loaded is asked before the packages.
+    assert HOST["nvidia_driver"] == {"version": "595.112.07", "source": "/proc/driver/nvidia/version"}
+    assert HOST["nccl"] == {"version": "2.30.7", "source": "libraries"}
+    assert HOST["libfabric"]["version"] == "2.7.0amzn2.0"
+
+
+def test_recorded_debian_13():
+    """Its own packages, in the versions of the stack debian-13."""
+    found = logic.installed((FIXTURES / "debian-13.txt").read_text())
+    stack = yaml.safe_load((ROOT / "stacks/debian-13.yml").read_text())
+    assert set(found) == {"kernel", "nccl", "rdma_core", "libfabric", "openmpi", "pmix", "slurm", "docker"}
+    assert [name for name in found if name in stack and not logic.same(stack[name]["version"], found[name]["version"])] == []
+    assert found["slurm"] == {"version": "24.11.5", "source": "slurmd -V"}
+    assert found["pmix"] == {"version": "5.0.7", "source": "packages"}
+
+
+@pytest.mark.parametrize(
+    ("text", "component", "version"),
+    [
+        (
+            "## /proc/driver/nvidia/version\nNVRM version: NVIDIA UNIX x86_64 Kernel Module  535.261.03 W\n",
+            "nvidia_driver",
+            "535.261.03",
+        ),
+        ("## modinfo -F version nvidia\nmodinfo: ERROR: Module nvidia not found.\n", "nvidia_driver", None),
+        ("## libraries\n/lib/libnvidia-ml.so.1 /lib/libnvidia-ml.so.580.95.05\n", "nvidia_driver", "580.95.05"),
+        ("## packages\nnvidia-open-kernel-dkms 535.261.03-1~deb12u1\n", "nvidia_driver", "535.261.03"),
+        ("## packages\nnvidia-fabricmanager-580 580.178.04-1\n", "fabricmanager", "580.178.04"),
+        ("## packages\nnvidia-fabric-manager 570.1.2-1\n", "fabricmanager", "570.1.2"),
+        ("## packages\nnvidia-imex-570 570.1.2-1\n", "imex", "570.1.2"),
+        ("## nvcc --version\nCuda compilation tools, release 12.4, V12.4.131\n", "cuda", "12.4.131"),
+        ("## strings\n/opt/x/libnccl-net.so 1.2.3 NET/OFI Initializing aws-ofi-nccl 1.21.1 \n", "aws_ofi_nccl", "1.21.1"),
+        ("## strings\n/usr/lib/slurm/spank_pyxis.so v0.24.0 \n", "pyxis", "0.24.0"),
+        ("## packages\ndatacenter-gpu-manager-4-core 1:4.7.0-1\n", "dcgm", "4.7.0"),
+        ("## lctl --version\nlctl 2.15.6\n", "lustre_client", "2.15.6"),
+        ("## packages\naws-neuronx-dkms 2.29.0.0\n", "neuron", "2.29.0.0"),
+    ],
+)
+def test_each_way(text, component, version):
+    assert versions(logic.installed(text)).get(component) == version
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "alike"),
+    [
+        ("2.6", "2.6.0", True),
+        ("v0.24.0", "0.24.0", True),
+        ("12.4.131~12.4.1", "12.4.131", True),
+        ("26.1.5+dfsg1", "26.1.5", True),
+        ("2.7.0amzn2.0", "2.7.0", True),
+        ("2.7.0amzn2.0", "2.7.0amzn1.0", False),
+        ("2.6", "2.60", False),
+        ("2.6", "2.6.1", False),
+        ("595.112.07", "595.91.07", False),
+    ],
+)
+def test_same_version(one, other, alike):
+    assert logic.same(one, other) is alike
+    assert logic.same(other, one) is alike
+
+
+def test_drift_names_component_expected_and_found():
+    document = {
+        "components": {
+            "nccl": entry("2.31.2"),
+            "nvidia_fabric": entry("595.112.07", nvidia_fabricmanager="595.91.07-1"),
+            "neuron": entry("2.29"),
+        }
+    }
+    expected = logic.promised(document)
+    assert expected == {"nccl": "2.31.2", "fabricmanager": "595.91.07", "neuron": "2.29"}
+    assert logic.sentences(logic.drift(HOST, expected)) == [
+        "fabricmanager: the manifest has 595.91.07 and the node has 595.112.07.",
+        "nccl: the manifest has 2.31.2 and the node has 2.30.7.",
+        "neuron: the manifest has 2.29 and the node has none.",
+    ]
+    as_it_is = {name: each["version"] for name, each in HOST.items()}
+    assert logic.drift(HOST, as_it_is) == []
+    assert [check["value"] == check["equals"] for check in logic.checks(HOST, {**as_it_is, "nccl": "2.31.2"})].count(False) == 1
+
+
+def test_the_table_has_host_and_container_side_by_side():
+    lines = logic.table(
+        {"nccl": "2.30.7"}, {"nccl": HOST["nccl"]}, {"nccl": {"version": "2.29.7", "source": "libraries"}, "cuda": HOST["cuda"]}
+    )
+    assert lines.splitlines() == [
+        "component  manifest  host    container  said by",
+        "cuda       -         -       13.2.2     /usr/local/cuda/version.json",
+        "nccl       2.30.7    2.30.7  2.29.7     libraries",
+    ]
+    assert logic.table({}, HOST).splitlines()[0].split() == ["component", "manifest", "host", "said", "by"]
+
+
+def test_the_script_reads_libraries_and_their_strings(tmp_path):
+    """The real script, on files of this test: the plugin's version stands inside of its library."""
+    for name, content in {
+        "libnccl-net-ofi.so": b"\x7fELF\0GLIBC_2.2.5\0NET/OFI Initializing aws-ofi-nccl 1.21.1\0",
+        "spank_pyxis.so": b"\x7fELF\0GLIBC_2.2.5\0\x000.24.0\0",
+        "libgdrapi.so.2.6": b"",
+    }.items():
+        (tmp_path / name).write_bytes(content)
+    (tmp_path / "libgdrapi.so.2").symlink_to("libgdrapi.so.2.6")
+    (tmp_path / "all_reduce_perf").write_bytes(b"\x7fELF\0%s\x002.19.6\0")
+    libraries = ["libnccl-net-ofi.so", "spank_pyxis.so", "libgdrapi.so.2"]
+    tools = {
+        "ldconfig": "".join(f"echo '\tx (libc6,x86-64) => {tmp_path}/{name}'\n" for name in libraries),
+        "fi_info": "echo libfabric: 2.1.0",
+        "nv-fabricmanager": "sleep 60",
+    }
+    for name, body in tools.items():
+        (tmp_path / name).write_text("#!/bin/sh\n" + body)
+    for name in [*tools, "all_reduce_perf"]:
+        (tmp_path / name).chmod(0o755)
+    script = logic.SCRIPT.replace("timeout 10", "timeout 1")
+    done = subprocess.run(
+        ["sh", "-c", script], env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, capture_output=True, text=True, check=False, timeout=20
+    )
+    assert done.stderr == ""
+    have = versions(logic.installed(done.stdout))
+    wanted = {
+        "aws_ofi_nccl": "1.21.1",
+        "pyxis": "0.24.0",
+        "gdrcopy": "2.6",
+        "nccl_tests": "2.19.6",
+        "libfabric": "2.1.0",
+        "kernel": os.uname().release,
+    }
+    assert {name: have.get(name) for name in wanted} == wanted
+    # A tool that hangs costs its seconds and nothing else.
+    assert "fabricmanager" not in have
+
+
+def test_module_compares_with_the_manifest_and_a_container(call, tmp_path, monkeypatch):
+    inside = tmp_path / "engine"
+    inside.write_text(f"#!/bin/sh\n[ $1 = exec ] || {{ echo no container with name $2 >&2; exit 125; }}\ncat {FIXTURES}/p5-host.txt\n")
+    inside.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    manifest = tmp_path / "manifest.json"
+    manifest.write_text(json.dumps({"schema": "muster.manifest/1", "components": {"neuron": entry("2.29.0.0")}}))
+    result = call(stack_facts, manifest=str(manifest), container=["engine", "exec", "training"])
+    assert result["host"]["kernel"]["version"] == os.uname().release
+    assert result["container"] == HOST
+    assert result["drift"] == ["neuron: the manifest has 2.29.0.0 and the node has none."]
+    assert [check["check"] for check in result["checks"]] == ["drift_neuron"]
+    assert not result["changed"] and "595.112.07" in result["text"]
+    alone = call(stack_facts, manifest=str(tmp_path / "none"), check_mode=True)
+    assert (alone["expected"], alone["drift"], alone["container"]) == ({}, [], None)
+    for options, says in [
+        ({"container": ["engine", "run", "x"]}, "No command could be run by `engine run x` (no container with name"),
+        ({"container": ["no-such-engine"]}, "no-such-engine is not on this host; name in container how a command is run"),
+        ({"manifest": str(inside)}, f"The manifest {inside} is not JSON"),
+    ]:
+        refused = call(stack_facts, **options)
+        assert refused["failed"] and refused["msg"].startswith(says)
