@@ -1,0 +1,134 @@
+#!/usr/bin/python
+# Copyright: the Muster developers
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: kernel_facts
+short_description: The kernel that a node will run, its headers, and the modules that DKMS made for it
+version_added: 0.2.0
+description:
+  - The target is the newest kernel that is installed, not the one that runs; while an image is built these differ.
+  - Without a kernel, as in a container, the target is empty, or the newest of which headers are installed.
+author:
+  - The Muster developers (@muster-fleet)
+options:
+  release:
+    description: The release that the node is to run, as C(uname -r) prints it, instead of the newest.
+    type: str
+    default: ""
+  dkms:
+    description: Modules that DKMS must have built for the target, as regular expressions of their names.
+    type: list
+    elements: str
+    default: []
+attributes:
+  check_mode:
+    description: Reads only.
+    support: full
+  diff_mode:
+    description: There is nothing to show.
+    support: none
+"""
+
+EXAMPLES = r"""
+- name: See that the driver was built for the kernel which boots next
+  muster.fleet.kernel_facts:
+    dkms: [nvidia]
+  register: kernel
+  failed_when: kernel.faults | length > 0
+"""
+
+RETURN = r"""
+target:
+  description: Release that the node will run after its next start.
+  returned: success
+  type: str
+running:
+  description: Release that runs.
+  returned: success
+  type: str
+headers:
+  description: Whether modules can be built for the target.
+  returned: success
+  type: bool
+header_packages:
+  description: Packages with the headers of the target.
+  returned: success
+  type: list
+  elements: str
+packages:
+  description: Installed packages that would bring another kernel.
+  returned: success
+  type: list
+  elements: str
+held:
+  description: Those of them that are held.
+  returned: success
+  type: list
+  elements: str
+busy:
+  description: Whether a job of Slurm runs on the node.
+  returned: success
+  type: bool
+faults:
+  description: One sentence for each module of O(dkms) that is not there for the target, with the compiler's line.
+  returned: success
+  type: list
+  elements: str
+"""
+
+import glob
+import os
+import re
+import shutil
+
+from ansible.module_utils.basic import AnsibleModule
+
+from ansible_collections.muster.fleet.plugins.module_utils import gpu, kernel, manifest
+
+
+def held(module, packages):
+    """Packages that the package manager keeps."""
+    if shutil.which("apt-mark"):
+        out = module.run_command(["apt-mark", "showhold"])[1]
+        return sorted(set(out.split()) & set(packages))
+    text = gpu.read("/etc/dnf/plugins/versionlock.list") + gpu.read("/etc/dnf/plugins/versionlock.toml")
+    return [name for name in packages if re.search(r"(?m)\b%s-[\d:]" % re.escape(name), text)]
+
+
+def main():
+    module = AnsibleModule(
+        argument_spec={"release": {"type": "str", "default": ""}, "dkms": {"type": "list", "elements": "str", "default": []}},
+        supports_check_mode=True,
+    )
+    try:
+        target = kernel.target(kernel.releases(), module.params["release"])
+        packages = kernel.of_the_kernel(manifest.installed_packages(shutil.which))
+    except (kernel.KernelError, manifest.ManifestError) as error:
+        module.fail_json(msg=str(error))
+    faults = []
+    if module.params["dkms"] and target:
+        tool = module.get_bin_path("dkms")
+        said = module.run_command([tool, "status"])[1] if tool else ""
+        for name in module.params["dkms"]:
+            status = kernel.parse_dkms(said)
+            paths = glob.glob("/var/lib/dkms/*/*/build/make.log") + glob.glob("/var/lib/dkms/*/*/%s/*/log/make.log" % target)
+            logs = {path: gpu.read(path) for path in paths if re.match(name, path.split("/")[4])}
+            faults.append(kernel.dkms_fault(name, target, status, logs))
+    module.exit_json(
+        changed=False,
+        target=target,
+        running=os.uname().release,
+        headers=bool(target) and kernel.has_headers(target),
+        header_packages=kernel.header_packages(target, "Debian" if shutil.which("dpkg") else "RedHat") if target else [],
+        packages=packages,
+        held=held(module, packages),
+        busy=any(gpu.read(path).startswith("slurmstepd") for path in glob.glob("/proc/[0-9]*/comm")),
+        faults=[fault for fault in faults if fault],
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright: the Muster developers
+"""The headers of the kernel that a node is to run, and that its packages stay."""
+
+from __future__ import annotations
+
+import json
+
+
+def test_modules_can_be_built_for_the_target(host):
+    manifest = json.loads(host.file("/etc/muster/manifest.json").content_string)
+    target = manifest["components"]["kernel"]["version"]
+    assert manifest["components"]["kernel"]["artefacts"] == [f"/lib/modules/{target}/build"]
+    assert host.check_output(f"make --no-print-directory -s -C /lib/modules/{target}/build kernelrelease") == target
+
+
+def test_its_packages_are_held(host):
+    held = host.check_output("apt-mark showhold").split()
+    installed = host.check_output("dpkg-query -W -f '${Package}\\n' 'linux-headers-*' 'linux-image-*' | sort").split()
+    assert [name for name in installed if name not in held] == []
+    assert "linux-headers-amd64" in held
+    # An upgrade asks nothing of them.
+    assert "linux-" not in host.check_output("apt-get -s upgrade | grep ^Inst || true")
