@@ -19,7 +19,7 @@ def order(release):
 
 
 def releases(root="/"):
-    """Releases of the kernels that are installed, oldest first: those with an image; where none has one, as in a container, those with headers."""
+    """Releases of the kernels that are installed, oldest first: those with an image, or where none has one those with headers."""
     folder = os.path.join(root, "lib/modules")
     names = sorted(os.listdir(folder), key=order) if os.path.isdir(folder) else []
     places = ("lib/modules/%s/vmlinuz", "boot/vmlinuz-%s")

@@ -1,0 +1,21 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright: the Muster developers
+"""What role local_nvme leaves in a container: a program and a unit that touch no disk of the host."""
+
+from __future__ import annotations
+
+
+def test_the_program_finds_no_disk_of_the_model(host):
+    said = host.run("muster-scratch --path=/scratch '--model=Amazon EC2 NVMe Instance Storage' --filesystem=xfs")
+    assert (said.rc, said.stdout) == (0, "This machine has no disk of model Amazon EC2 NVMe Instance Storage.\n")
+    assert not host.file("/scratch").exists
+
+
+def test_systemd_understands_the_unit_and_skips_it_in_a_container(host):
+    assert host.run("systemd-analyze verify /etc/systemd/system/muster-scratch.service").stderr == ""
+    started = host.run("systemctl start muster-scratch; systemctl show --property=ConditionResult,ActiveState muster-scratch")
+    assert sorted(started.stdout.split()) == ["ActiveState=inactive", "ConditionResult=no"]
+
+
+def test_its_tools_are_there(host):
+    assert host.check_output("command -v mdadm mkfs.xfs wipefs lsblk").count("\n") == 3
