@@ -59,7 +59,7 @@ done
 # What the kernel has loaded comes before what is merely installed.
 NUMBER = r"(\d+(?:\.\d+)+)"
 WAYS = {
-    "kernel": [("uname -r", r"^(\S+)")],
+    "running_kernel": [("uname -r", r"^(\S+)")],
     "nvidia_driver": [
         ("/proc/driver/nvidia/version", r"NVRM version:.*?\s%s\s" % NUMBER),
         ("/sys/module/nvidia/version", "^" + NUMBER),

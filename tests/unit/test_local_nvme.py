@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""The program that makes scratch space of instance-store disks: which disks, what it runs, what it never touches. Its tools are the test's."""
+"""The program that makes scratch space of instance-store disks: which disks, what it runs and never touches. Its tools are the test's."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def test_a_p5_host_has_what_its_stack_says():
     carried = [name for name in stacks.COMPONENTS if name in HOST and stack[name]["version"] != "*"]
     assert {name: stack[name]["version"] for name in carried if not logic.same(stack[name]["version"], HOST[name]["version"])} == {}
     assert len(carried) == 17
-    assert (HOST["kernel"]["version"], HOST["efa_driver"]["version"], HOST["gdrdrv"]["version"]) == ("6.14.0-1017-aws", "3.3.1", "2.6")
+    assert (HOST["running_kernel"]["version"], HOST["efa_driver"]["version"], HOST["gdrdrv"]["version"]) == ("6.14.0-1017-aws", "3.3.1", "2.6")
     # What the kernel has loaded is asked before the packages.
     assert HOST["nvidia_driver"] == {"version": "595.112.07", "source": "/proc/driver/nvidia/version"}
     assert HOST["nccl"] == {"version": "2.30.7", "source": "libraries"}
@@ -46,7 +46,7 @@ def test_recorded_debian_13():
     """Its own packages, in the versions of the stack debian-13."""
     found = logic.installed((FIXTURES / "debian-13.txt").read_text())
     stack = yaml.safe_load((ROOT / "stacks/debian-13.yml").read_text())
-    assert set(found) == {"kernel", "nccl", "rdma_core", "libfabric", "openmpi", "pmix", "slurm", "docker"}
+    assert set(found) == {"running_kernel", "nccl", "rdma_core", "libfabric", "openmpi", "pmix", "slurm", "docker"}
     assert [name for name in found if name in stack and not logic.same(stack[name]["version"], found[name]["version"])] == []
     assert found["slurm"] == {"version": "24.11.5", "source": "slurmd -V"}
     assert found["pmix"] == {"version": "5.0.7", "source": "packages"}
@@ -161,7 +161,7 @@ def test_the_script_reads_libraries_and_their_strings(tmp_path):
         "gdrcopy": "2.6",
         "nccl_tests": "2.19.6",
         "libfabric": "2.1.0",
-        "kernel": os.uname().release,
+        "running_kernel": os.uname().release,
     }
     assert {name: have.get(name) for name in wanted} == wanted
     # A tool that hangs costs its seconds and nothing else.
@@ -176,7 +176,7 @@ def test_module_compares_with_the_manifest_and_a_container(call, tmp_path, monke
     manifest = tmp_path / "manifest.json"
     manifest.write_text(json.dumps({"schema": "muster.manifest/1", "components": {"neuron": entry("2.29.0.0")}}))
     result = call(stack_facts, manifest=str(manifest), container=["engine", "exec", "training"])
-    assert result["host"]["kernel"]["version"] == os.uname().release
+    assert result["host"]["running_kernel"]["version"] == os.uname().release
     assert result["container"] == HOST
     assert result["drift"] == ["neuron: the manifest has 2.29.0.0 and the node has none."]
     assert [check["check"] for check in result["checks"]] == ["drift_neuron"]

@@ -1,0 +1,27 @@
+# Copyright: the Muster developers
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+from __future__ import annotations
+
+from ansible.errors import AnsibleFilterError
+
+from ansible_collections.muster.fleet.plugins.module_utils import catalogue
+from ansible_collections.muster.fleet.plugins.module_utils import nvidia_driver as logic
+
+
+def nvidia_driver(source, version, modules, system, instance_type="", options=()):
+    """What is installed of the driver, from where it comes."""
+    try:
+        kind = catalogue.instance_type(instance_type) if instance_type else None
+        chosen = logic.kernel_modules(modules, version, kind)
+        first, then = logic.packages(source, version, chosen, system) if source["kind"] != "url" else ([], [])
+        return {"modules": chosen, "first": first, "packages": then, "options": logic.module_options(options, chosen, kind)}
+    except (catalogue.CatalogueError, logic.DriverError) as error:
+        raise AnsibleFilterError(str(error)) from error
+
+
+class FilterModule:
+    """What NVIDIA's driver needs on a node."""
+
+    def filters(self):
+        return {"nvidia_driver": nvidia_driver}

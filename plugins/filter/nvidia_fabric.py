@@ -1,0 +1,39 @@
+# Copyright: the Muster developers
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+from __future__ import annotations
+
+from ansible.errors import AnsibleFilterError
+
+from ansible_collections.muster.fleet.plugins.filter.stack import stack_source
+from ansible_collections.muster.fleet.plugins.module_utils import catalogue
+from ansible_collections.muster.fleet.plugins.module_utils import nvidia_fabric as logic
+
+
+def nvidia_fabric(instance_type):
+    """Components that a type needs; none without a type."""
+    try:
+        return logic.components(catalogue.instance_type(instance_type)) if instance_type else []
+    except catalogue.CatalogueError as error:
+        raise AnsibleFilterError(str(error)) from error
+
+
+def nvidia_fabric_packages(components, stack, driver, system, arch, mirror=""):
+    """For each component its source, names and pin, or the sentence that says why not."""
+    try:
+        logic.refuse_others({name: stack[name]["version"] for name in components if name in stack}, driver)
+    except logic.FabricError as error:
+        raise AnsibleFilterError(str(error)) from error
+    out = []
+    for name in components:
+        source = stack_source(stack, name, system, arch, mirror)
+        names, pin = logic.packages(name, source, stack[name]["version"], system)
+        out.append({"component": name, "source": source, "names": names, "pin": pin})
+    return out
+
+
+class FilterModule:
+    """What NVSwitch needs on a node."""
+
+    def filters(self):
+        return {"nvidia_fabric": nvidia_fabric, "nvidia_fabric_packages": nvidia_fabric_packages}
