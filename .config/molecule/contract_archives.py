@@ -533,6 +533,39 @@ def lustre_client(archives: Archives) -> None:
     archives.stack["lustre_client"] = {"version": "*", "sources": [{"repository": url, "signature": key}]}
 
 
+def cuda_repository(archives: Archives, version: str = "595.112.07") -> None:
+    """NVIDIA's repository: the driver, what NVSwitch needs and DCGM. The driver's module has no source that DKMS could build."""
+    url = "https://developer.download.nvidia.com/compute/cuda/repos/{system}/{arch}/"
+    persistenced = {
+        "/usr/bin/nvidia-persistenced": answers("nvidia-persistenced", version, {"--version": "nvidia-persistenced:  version {version}"})
+    }
+    fabric = {"/usr/bin/nv-fabricmanager": answers("nv-fabricmanager", version, {"--version": "Fabric Manager version is : {version}"})}
+    imex = {"/usr/bin/nvidia-imex": answers("nvidia-imex", version, {"--version": "IMEX version is: {version}"})}
+    dcgm = {"/usr/bin/dcgmi": answers("dcgmi", "4.7.0", {"--version": "dcgmi  version: {version}"})}
+    debs = [
+        deb(f"nvidia-driver-pinning-{version}", f"{version}-1", {}),
+        deb("nvidia-open", f"{version}-1", persistenced),
+        deb("nvidia-fabricmanager", f"{version}-1", fabric),
+        # A newer one in the same repository, as soon as NVIDIA publishes it.
+        deb("nvidia-fabricmanager", "610.1.1-1", fabric),
+        deb("nvidia-imex", f"{version}-1", imex),
+        deb("nvlsm", "2026.10.1-1", {"/usr/share/doc/nvlsm/README": LABEL.format("nvlsm") + "\n"}),
+        deb("datacenter-gpu-manager-4-cuda13", "1:4.7.0-1", dcgm),
+    ]
+    for arch in ("x86_64", "sbsa"):
+        archives.apt_repository(url.format(system="debian13", arch=arch), debs)
+    source = {
+        "repository": url,
+        "names": {"arm64": "sbsa"},
+        "signature": archives.put_key("https://developer.download.nvidia.com/cuda.pub"),
+    }
+    archives.stack["nvidia_driver"] = {"version": version, "sources": [source]}
+    archives.stack["fabricmanager"] = {"version": version, "sources": [{**source, "packages": ["nvidia-fabricmanager"]}]}
+    archives.stack["imex"] = {"version": version, "sources": [source]}
+    archives.stack["nvlsm"] = {"version": "*", "sources": [source]}
+    archives.stack["dcgm"] = {"version": "4.7.0", "sources": [{**source, "packages": ["datacenter-gpu-manager-4-cuda13"]}]}
+
+
 def make(folder: Path, extends: str = "debian-13") -> Path:
     """Fill the folder, once; the path of its stack."""
     stack = folder / "contract.yml"
@@ -550,6 +583,7 @@ def make(folder: Path, extends: str = "debian-13") -> Path:
                 nccl_tests,
                 aws_ofi_nccl,
                 lustre_client,
+                cuda_repository,
             ):
                 component(archives)
         finally:

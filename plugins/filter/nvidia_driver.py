@@ -9,7 +9,7 @@ from ansible_collections.muster.fleet.plugins.module_utils import catalogue
 from ansible_collections.muster.fleet.plugins.module_utils import nvidia_driver as logic
 
 
-def nvidia_driver(source, version, modules, system, instance_type="", options=()):
+def nvidia_driver(source, version, modules, system, *, instance_type="", options=()):
     """What is installed of the driver, from where it comes."""
     try:
         kind = catalogue.instance_type(instance_type) if instance_type else None

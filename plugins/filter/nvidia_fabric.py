@@ -18,7 +18,7 @@ def nvidia_fabric(instance_type):
         raise AnsibleFilterError(str(error)) from error
 
 
-def nvidia_fabric_packages(components, stack, driver, system, arch, mirror=""):
+def nvidia_fabric_packages(components, stack, driver, system, arch, *, mirror=""):
     """For each component its source, names and pin, or the sentence that says why not."""
     try:
         logic.refuse_others({name: stack[name]["version"] for name in components if name in stack}, driver)

@@ -27,10 +27,22 @@ NODE = {"name": "controller-1", "groups": ["muster_controller", "muster_compute"
 # Their scenarios have what they need beside a node: a directory, a server and a client.
 ALONE = {"storage", "users"}
 # Built from contract archives (.config/molecule/contract_archives.py), all that is there without a vendor's host or 6 GB of CUDA.
-HARDWARE = ["gdrcopy", "nccl", "aws_ofi_nccl", "nccl_tests"]
-NO_GPU = ["gdrcopy.copies", "aws_ofi_nccl.network", "nccl_tests.all_reduce"]
-# Too large, or what belongs to their scenarios alone: proofs.
-PROOFS = {"cuda"}
+HARDWARE = ["kernel", "local_nvme", "gdrcopy", "nccl", "aws_ofi_nccl", "nccl_tests"]
+NO_GPU = ["kernel.running", "local_nvme.made", "local_nvme.mounted", "gdrcopy.copies", "aws_ofi_nccl.network", "nccl_tests.all_reduce"]
+# What is too large, or has only been run by its own scenario yet.
+PROOFS = {
+    "cloud_tools",
+    "cuda",
+    "dcgm",
+    "docker",
+    "efa",
+    "enroot_pyxis",
+    "lustre_client",
+    "neuron",
+    "nvidia_container_toolkit",
+    "nvidia_driver",
+    "nvidia_fabric",
+}
 PHASES = ["install", "configure", "verify_image", "verify_node", "verify_fleet"]
 
 
@@ -159,6 +171,7 @@ def hardware(node: Node, second: Play) -> list[Play]:
         "muster_stack_name": str(archives / "contract.yml"),
         "muster_mirror": str(archives),
         "muster_allow_not_run": NO_GPU,
+        "kernel_packages": ["linux-headers-amd64"],
         "nccl_instance_type": "p5.48xlarge",
         "muster_cache_dir": str(node.folder / "cache"),
     }

@@ -12,8 +12,8 @@ from ansible_collections.muster.fleet.plugins.filter.nvidia_driver import nvidia
 REPOSITORY = {"kind": "repository"}
 
 
-def asked(version="595.112.07", modules="open", system="ubuntu24.04", instance_type="p5.48xlarge", options=(), source=None):
-    return nvidia_driver(source or REPOSITORY, version, modules, system, instance_type, options)
+def asked(version="595.112.07", modules="open", *, system="ubuntu24.04", instance_type="p5.48xlarge", options=(), source=None):
+    return nvidia_driver(source or REPOSITORY, version, modules, system, instance_type=instance_type, options=options)
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def asked(version="595.112.07", modules="open", system="ubuntu24.04", instance_t
     ],
 )
 def test_names_follow_branch_and_system(version, system, modules, first, packages):
-    found = asked(version, modules, system, "g5.xlarge")
+    found = asked(version, modules, system=system, instance_type="g5.xlarge")
     assert (found["first"], found["packages"]) == (first, packages)
 
 
@@ -79,5 +79,5 @@ def test_options_by_gpu():
         "NVreg_CoherentGPUMemoryMode=driver",
         "NVreg_X=1",
     ]
-    with pytest.raises(AnsibleFilterError, match="^NVreg_EnableGpuFirmware=0 is for proprietary kernel modules"):
+    with pytest.raises(AnsibleFilterError, match=r"^NVreg_EnableGpuFirmware=0 is for proprietary kernel modules"):
         asked(options=["NVreg_EnableGpuFirmware=0"])

@@ -35,7 +35,11 @@ def test_a_p5_host_has_what_its_stack_says():
     carried = [name for name in stacks.COMPONENTS if name in HOST and stack[name]["version"] != "*"]
     assert {name: stack[name]["version"] for name in carried if not logic.same(stack[name]["version"], HOST[name]["version"])} == {}
     assert len(carried) == 17
-    assert (HOST["running_kernel"]["version"], HOST["efa_driver"]["version"], HOST["gdrdrv"]["version"]) == ("6.14.0-1017-aws", "3.3.1", "2.6")
+    assert (HOST["running_kernel"]["version"], HOST["efa_driver"]["version"], HOST["gdrdrv"]["version"]) == (
+        "6.14.0-1017-aws",
+        "3.3.1",
+        "2.6",
+    )
     # What the kernel has loaded is asked before the packages.
     assert HOST["nvidia_driver"] == {"version": "595.112.07", "source": "/proc/driver/nvidia/version"}
     assert HOST["nccl"] == {"version": "2.30.7", "source": "libraries"}
