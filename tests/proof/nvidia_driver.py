@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""A proof: DKMS builds the open module of Debian 12 for a kernel that does not run here; that of Debian 13 it does not, and the role says why.
+"""A proof: DKMS builds the open module of Debian 12 for a kernel that does not run here; of Debian 13 not, and the role says why.
 
-Run by `make proofs`, or `pytest --engine tests/proof/nvidia_driver.py`; about twelve minutes on two cores, nearly all of them the compiler's.
+Run by `make proofs`, or `pytest --engine tests/proof/nvidia_driver.py`; about twelve minutes on two cores, mostly the compiler's.
 """
 
 from __future__ import annotations
