@@ -26,6 +26,8 @@ def kernel_modules(wanted, version, kind=None):
     """`open` or `proprietary`. wanted: as in the stack, with by_gpu; kind: the type from the catalogue, None when it is not said."""
     arch = (kind or {}).get("gpu_arch", "")
     name = (kind or {}).get("name", "")
+    if wanted not in ("open", "proprietary", "by_gpu"):
+        raise DriverError("nvidia_driver_modules is %s and must be open, proprietary or by_gpu." % wanted)
     if wanted == "by_gpu":
         wanted = "proprietary" if arch in CLOSED_ONLY_ARCHES else "open"
     if wanted == "open" and arch in CLOSED_ONLY_ARCHES:

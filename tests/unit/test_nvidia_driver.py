@@ -62,6 +62,7 @@ def test_modules_by_gpu(instance_type, modules):
         ),
         ("proprietary", "595.112.07", "p6-b200.48xlarge", "The blackwell GPUs of p6-b200.48xlarge have open kernel modules alone; set"),
         ("proprietary", "620.10", "p5.48xlarge", "Driver 620.10 has open kernel modules alone; set nvidia_driver_modules to open, or"),
+        ("closed", "595.112.07", "p5.48xlarge", "nvidia_driver_modules is closed and must be open, proprietary or by_gpu."),
         ("open", "595.112.07", "p5.48xlage", "The catalogue has no instance type p5.48xlage; the nearest are p5.48xlarge"),
     ],
 )
