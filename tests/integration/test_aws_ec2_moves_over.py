@@ -31,7 +31,7 @@ keyed_groups:
   - {key: tags.Empty, prefix: trailing, trailing_separator: false}
   - {key: "security_groups | map(attribute='group_id') | list", prefix: sg}
   - {key: public_ip_address, prefix: ip}
-  - {key: tags['a b'], prefix: odd}
+  - {key: "tags['a b']", prefix: odd}
   - {key: gpu_count | string, prefix: gpus}
 compose:
   ansible_host: public_ip_address | default(private_ip_address)
