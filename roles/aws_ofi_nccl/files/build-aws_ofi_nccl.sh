@@ -4,9 +4,10 @@
 [ -e .release_version ] || echo "$VERSION" >.release_version
 ./autogen.sh
 # For what lies in /usr the options have no path: it would put -isystem /usr/include before the compiler's own headers.
-with=(--with-cuda)
-if [ "$CUDA_HOME" != /usr ]; then with=(--with-cuda="$CUDA_HOME"); fi
+# Without a path configure finds CUDA's runtime and forgets to link it (1.21.1): the plugin would build and not load.
+with=(--with-cuda) libs=(CUDA_LIBS="-lcudart_static -lrt -ldl")
+if [ "$CUDA_HOME" != /usr ]; then with=(--with-cuda="$CUDA_HOME") libs=(); fi
 if [ -d /opt/amazon/efa ]; then with+=(--with-libfabric=/opt/amazon/efa); fi
 ./configure --prefix="$PREFIX" --disable-tests "${with[@]}"
-make -j"$JOBS"
-make DESTDIR="$IMAGE" install
+make -j"$JOBS" "${libs[@]}"
+make DESTDIR="$IMAGE" "${libs[@]}" install
