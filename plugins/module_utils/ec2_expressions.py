@@ -81,7 +81,7 @@ def mentioned(tree, nodes, filters, tests):
             return False
         if isinstance(node, nodes.Test) and node.name not in tests:
             return False
-        return all([visit(each) for each in node.iter_child_nodes()])
+        return all(visit(each) for each in node.iter_child_nodes())
 
     def chain(node):
         if isinstance(node, nodes.Name):

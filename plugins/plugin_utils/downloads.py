@@ -62,7 +62,7 @@ def fetch(url: str, path: Path, mirror: str = "", wait: float = 1.0) -> None:
 def _go_on(address: str, part: Path) -> None:
     have = part.stat().st_size if part.exists() else 0
     request = urllib.request.Request(address, headers={"Range": f"bytes={have}-"} if have and not address.startswith("file:") else {})
-    with urllib.request.urlopen(request, timeout=60) as answer:
+    with urllib.request.build_opener().open(request, timeout=60) as answer:
         follows = getattr(answer, "status", None) == 206
         expected = answer.headers.get("Content-Length")
         free = shutil.disk_usage(part.parent).free

@@ -48,7 +48,8 @@ def sentence(error, action, where):
 class Accounts:
     """One boto3 session, and a client for each account and region. Everything here runs in the main thread: boto3's sessions want that."""
 
-    def __init__(self, options, environ=os.environ):
+    def __init__(self, options, environ=None):
+        environ = os.environ if environ is None else environ
         try:
             import boto3
             import botocore.config
@@ -203,8 +204,9 @@ def query(options, include, exclude, warn):
     return sorted(found, key=lambda each: each["instance_id"]), known, not failed
 
 
-def cache_key(options, include, exclude, environ=os.environ):
+def cache_key(options, include, exclude, environ=None):
     """A name for what these options would fetch. The account is told by the key, the profile or the role, without asking AWS who it is."""
+    environ = os.environ if environ is None else environ
     who = options["access_key"] or environ.get("AWS_ACCESS_KEY_ID") or options["profile"] or environ.get("AWS_PROFILE") or "default"
     files = [environ.get(each, "") for each in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE", "AWS_ROLE_ARN")]
     home = options["region"] or environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION") or ""

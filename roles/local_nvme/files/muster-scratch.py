@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
 """Makes one scratch file system of a machine's instance-store disks and mounts it, at every start: after a stop they are blank.

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
 """Loads NCCL and prints its version; with `start` it begins as a job's first rank does, which needs no GPU and reads /etc/nccl.conf."""

@@ -33,9 +33,10 @@ find . -name '*.la' -delete
 find . -name '*.a' -delete
 mapfile -t binaries < <(find . -type f \( -path './*bin/*' -o -name '*.so' -o -name '*.so.*' \) -exec sh -c 'head -c 4 "$1" | grep -q ELF' _ {} \; -print)
 strip --strip-unneeded "${binaries[@]}"
-# Packages of the libraries that it loads, as they are called in this release of the distribution.
-ldd "${binaries[@]}" | sed -n 's/.* => \(\/[^ ]*\) .*/\1/p' | grep -v "$prefix" | sort -u | while read -r path; do
-    dpkg-query --search "*/$(basename "$(readlink -f "$path")")" 2>/dev/null | head -n 1 | cut -d : -f 1
+# Packages of the libraries that it loads, as they are called in this release of the distribution. Beside an active version the loader finds that
+# one's libraries for this one's, which no package has.
+ldd "${binaries[@]}" | sed -n 's/.* => \(\/[^ ]*\) .*/\1/p' | grep -v '^/opt/slurm/' | sort -u | while read -r path; do
+    dpkg-query --search "*/$(basename "$(readlink -f "$path")")" 2>/dev/null | sed -n '1s/:.*//p' || fail "no package has $path, which it loads"
 done | sort -u >.muster-packages
 find . -type f ! -name '.muster-*' -print0 | LC_ALL=C sort -z | xargs -0 sha256sum >.muster-files
 echo "$id" >.muster-build
