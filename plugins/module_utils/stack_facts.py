@@ -44,6 +44,8 @@ libraries() {
   ldconfig -p 2>/dev/null | sed -n 's/.* => //p'
   ls -d /opt/*/lib*/*.so* /opt/*/*/lib*/*.so* /opt/*/*/lib*/*/*.so* /usr/lib*/slurm/*.so /usr/lib/*/slurm*/*.so 2>/dev/null
 }
+echo "## builds"
+cat /opt/*/.muster-build 2>/dev/null
 echo "## libraries"
 libraries | grep -E '/(libnccl|libnccl-net[a-z-]*|libgdrapi|libnvidia-ml|libnvidia-nscq|spank_pyxis)[.]so' | sort -u |
   while read -r path; do echo "$path $(readlink -f "$path")"; done
@@ -56,7 +58,7 @@ done
 """
 
 # Component -> where its version is, the best place first: a section of the output and an expression with one group.
-# What the kernel has loaded comes before what is merely installed.
+# What the kernel has loaded comes before what is merely installed, and that before what Muster wrote beside its own builds.
 NUMBER = r"(\d+(?:\.\d+)+)"
 WAYS = {
     "running_kernel": [("uname -r", r"^(\S+)")],
@@ -79,8 +81,8 @@ WAYS = {
         ("nvcc --version", r"release [\d.]+, V" + NUMBER),
         ("packages", r"^cuda-toolkit(?:-\d+-\d+)? (\S+)"),
     ],
-    "nccl": [("libraries", r"/libnccl\.so\.%s$" % NUMBER), ("packages", r"^libnccl2? (\S+)")],
-    "gdrcopy": [("libraries", r"/libgdrapi\.so\.%s$" % NUMBER), ("packages", r"^libgdrapi (\S+)")],
+    "nccl": [("libraries", r"/libnccl\.so\.%s$" % NUMBER), ("packages", r"^libnccl2? (\S+)"), ("builds", r"^nccl-%s-" % NUMBER)],
+    "gdrcopy": [("libraries", r"/libgdrapi\.so\.%s$" % NUMBER), ("packages", r"^libgdrapi (\S+)"), ("builds", r"^gdrcopy-%s-" % NUMBER)],
     "gdrdrv": [("/sys/module/gdrdrv/version", r"^(\S+)")],
     "efa": [("/opt/amazon/efa_installed_packages", r"EFA installer version:\s*" + NUMBER)],
     "efa_driver": [("/sys/module/efa/version", "^" + NUMBER)],
@@ -92,8 +94,12 @@ WAYS = {
         ("fi_info --version", r"^libfabric: (\S+)"),
         ("packages", r"^libfabric(?:1|-aws) (\S+)"),
     ],
-    "aws_ofi_nccl": [("strings", r"/libnccl-net\S* .*?aws-ofi-nccl %s" % NUMBER), ("packages", r"^libnccl-ofi\S* (\S+)")],
-    "nccl_tests": [("strings", r"/all_reduce_perf .*?v?%s" % NUMBER)],
+    "aws_ofi_nccl": [
+        ("strings", r"/libnccl-net\S* .*?aws-ofi-nccl %s" % NUMBER),
+        ("packages", r"^libnccl-ofi\S* (\S+)"),
+        ("builds", r"^aws_ofi_nccl-%s-" % NUMBER),
+    ],
+    "nccl_tests": [("strings", r"/all_reduce_perf .*?v?%s" % NUMBER), ("builds", r"^nccl_tests-%s-" % NUMBER)],
     "openmpi": [("ompi_info --version", r"Open MPI v" + NUMBER), ("packages", r"^openmpi(?:-bin|\d+-aws) (\S+)")],
     "pmix": [("pmix_info --version", r"PMIx\S* v?" + NUMBER), ("packages", r"^(?:libpmix2(?:t64)?|pmix) (\S+)")],
     "slurm": [

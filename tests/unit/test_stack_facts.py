@@ -194,3 +194,9 @@ def test_module_compares_with_the_manifest_and_a_container(call, tmp_path, monke
     ]:
         refused = call(stack_facts, **options)
         assert refused["failed"] and refused["msg"].startswith(says)
+
+
+def test_a_build_without_a_version_in_it_has_one_beside_it():
+    said = "## builds\ngdrcopy-2.6-debian13-x86_64-0123456789ab\nnccl_tests-2.19.6-debian13-x86_64-0123456789ab\n"
+    found = logic.installed(said)
+    assert {name: each["version"] for name, each in found.items()} == {"gdrcopy": "2.6", "nccl_tests": "2.19.6"}
