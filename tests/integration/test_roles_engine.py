@@ -163,7 +163,9 @@ def test_second_converge_installs_nothing(second: Play) -> None:
 
 @pytest.fixture(scope="module")
 def hardware(node: Node, second: Play) -> list[Play]:
-    """The roles of GPU nodes, for the first time and again."""
+    """The roles of GPU nodes, for the first time and again; none on Debian 12, where they were not tried yet."""
+    if node.release != "trixie":
+        return []
     archives = node.folder / "contract"
     subprocess.run([sys.executable, str(ROOT / ".config/molecule/contract_archives.py"), str(archives)], check=True)
     variables = {
@@ -179,6 +181,8 @@ def hardware(node: Node, second: Play) -> list[Play]:
 
 
 def test_roles_of_gpu_nodes_are_built_and_then_skipped_one_by_one(hardware: list[Play]) -> None:
+    if not hardware:
+        pytest.skip("not tried on this release yet")
     first, again = (play.succeeded() for play in hardware)
     built = [name for name in first.changed if " | Take a while to build " in name]
     assert [name.rsplit(" ", 1)[1] for name in built] == ["gdrcopy", "aws_ofi_nccl", "nccl_tests"]
@@ -195,9 +199,10 @@ def test_a_dry_run_on_a_proven_node_changes_nothing(node: Node, second: Play) ->
 
 def test_roles_own_tests(node: Node, second: Play, hardware: list[Play]) -> None:
     tests = ROOT.glob("roles/*/molecule/default/tests/test_*.py")
-    files = sorted(str(path) for path in tests if path.relative_to(ROOT).parts[1] not in ALONE | PROOFS)
+    left_out = ALONE | PROOFS | (set() if hardware else set(HARDWARE))
+    files = sorted(str(path) for path in tests if path.relative_to(ROOT).parts[1] not in left_out)
     roles = {path.split("/roles/")[1].split("/")[0] for path in files}
-    assert roles == {path.parent.parent.name for path in ROOT.glob("roles/*/defaults/main.yml")} - {"phases"} - ALONE - PROOFS
+    assert roles == {path.parent.parent.name for path in ROOT.glob("roles/*/defaults/main.yml")} - {"phases"} - left_out
     options = ["-p", "no:cacheprovider", "--hosts=ansible://all", f"--ansible-inventory={node.inventory}"]
     done = node.call("pytest", "-q", *options, *files)
     assert done.returncode == 0, done.stdout[-6000:]

@@ -50,7 +50,7 @@ def test_a_plugin_of_another_nccl(host):
 def test_a_plugin_that_lacks_a_library(host):
     source = 'struct { const char *name; } ncclNetPlugin_v8 = {"Libfabric"};'
     lost = "echo 'void lost(void) {}' | cc -xc - -shared -fPIC -Wl,-soname,liblost.so.1 -o /tmp/liblost.so"
-    said = broken(host, f"{lost} && echo '{source}' | cc -xc - -shared -fPIC -Wl,--no-as-needed /tmp/liblost.so -o {PLUGIN}")
+    said = broken(host, f"{lost} && echo '{source}' | cc -xc - -x none -shared -fPIC -Wl,--no-as-needed /tmp/liblost.so -o {PLUGIN}")
     assert said == {"libraries": f"{PLUGIN} needs liblost.so.1, which the loader does not find."}
 
 
