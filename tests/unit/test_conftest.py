@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -22,8 +23,9 @@ def test_container(artifacts):
     folder = artifacts.folder("runs")
     (folder / "run.txt").write_text("kept")
     thing = folder.parent.parent / "container"
+    artifacts.leave(f"container {thing}", lambda: thing.unlink(missing_ok=True))
+    assert not thing.exists()
     thing.write_text("")
-    artifacts.leave(f"container {thing}", thing.unlink)
 """
 
 
@@ -43,11 +45,11 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(project: Path, *args: str) -> str:
+def run(project: Path, *args: str, code: int = 0) -> str:
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", *args]
     env = {"TMPDIR": str(project / "tmp"), "PYTHONDONTWRITEBYTECODE": "1", "PATH": ""}
     ended = subprocess.run(command, cwd=project, env=env, capture_output=True, text=True, check=False)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert ended.returncode == code, ended.stdout + ended.stderr
     return ended.stdout
 
 
@@ -65,6 +67,22 @@ def test_nothing_stays(project: Path) -> None:
     output = run(project, "--engine", ".")
     assert "2 passed" in output and "Left out" not in output and "Kept" not in output
     assert list((project / "tmp").iterdir()) == []
+
+
+def test_what_a_killed_run_left_goes_first(project: Path) -> None:
+    (project / "tmp" / "container").write_text("of a run that was killed")
+    run(project, "--engine", ".")
+    assert not (project / "tmp" / "container").exists()
+
+
+def test_two_runs_do_not_share_a_thing(project: Path) -> None:
+    container = project / "tmp" / "container"
+    container.write_text("of the other run")
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(f"\0muster-tests container {container}")
+        output = run(project, "--engine", ".", code=1)
+    assert f"Another test run on this machine uses container {container}: wait for its end." in output
+    assert container.read_text() == "of the other run"
 
 
 def test_artifacts_are_kept_and_named(project: Path) -> None:
