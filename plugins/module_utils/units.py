@@ -33,10 +33,11 @@ def plan(names, state, before, stale=()):
         return [["systemctl", "disable", "--now", *wrong]] if wrong else []
     commands = []
     for name in names:
-        if before[name]["UnitFileState"] == "disabled":
-            commands.append(["systemctl", "enable", name])
-        if before[name]["ActiveState"] != "active":
+        disabled, runs = before[name]["UnitFileState"] == "disabled", before[name]["ActiveState"] == "active"
+        if disabled:
+            commands.append(["systemctl", "enable"] + ([] if runs else ["--now"]) + [name])
+        elif not runs:
             commands.append(["systemctl", "start", name])
-        elif name in stale:
+        if runs and name in stale:
             commands.append(["systemctl", "restart", name])
     return commands

@@ -52,6 +52,14 @@ options:
           - Owner and mode stay. A file that is not there is left alone.
         type: list
         elements: str
+      apply:
+        description:
+          - Command as a list that brings the file into force, such as a reload of what reads it. It runs when the file changed, after all files are
+            written; the same command of several files runs once.
+          - When it fails the files that named it are put back as they were, so that the next run finds them changed again.
+        type: list
+        elements: str
+        version_added: 0.2.0
       state:
         description: Whether the file is there, or with V(directory) a folder with this owner and mode, whatever is in it.
         type: str
@@ -94,6 +102,11 @@ options:
         description: As in O(files).
         type: list
         elements: str
+      apply:
+        description: As in O(files).
+        type: list
+        elements: str
+        version_added: 0.2.0
       state:
         description: As in O(files).
         type: str
@@ -170,6 +183,7 @@ SPEC = {
     "mode": {"type": "str", "default": "0644"},
     "validate": {"type": "list", "elements": "str"},
     "edit": {"type": "list", "elements": "str"},
+    "apply": {"type": "list", "elements": "str"},
     "state": {"type": "str", "choices": ["present", "absent", "directory"], "default": "present"},
 }
 SECRET_SPEC = {**SPEC, "content": {"type": "str", "default": "", "no_log": True}, "mode": {"type": "str", "default": "0600"}}
@@ -308,7 +322,7 @@ def main():
         },
         supports_check_mode=True,
     )
-    pending, diffs = [], []
+    pending, diffs, applied = [], [], {}
     files = module.params["files"]
     for index, spec in enumerate(files + module.params["secrets"]):
         have = current(spec["dest"])
@@ -324,6 +338,8 @@ def main():
                 message = "The new %s was refused by %s, nothing was written: %s"
                 module.fail_json(msg=message % (spec["dest"], spec["validate"][0], (err or out).strip()))
         pending.append((spec["dest"], want))
+        if spec["apply"]:
+            applied.setdefault(tuple(spec["apply"]), []).append((spec["dest"], have))
         if module.params["show_diff"] and index < len(files):
             diffs.append(
                 {
@@ -349,6 +365,13 @@ def main():
                 put(dest, want)
             except OSError as error:
                 module.fail_json(msg="The file %s cannot be written, it is as it was: %s." % (dest, error.strerror))
+        for command, befores in applied.items():
+            rc, out, err = module.run_command(list(command))
+            if rc != 0:
+                for dest, have in befores:
+                    put(dest, have)
+                names = ", ".join(dest for dest, _have in befores)
+                module.fail_json(msg="%s failed, so %s is as it was: %s" % (" ".join(command), names, (err or out).strip()))
     module.exit_json(changed=bool(pending), changed_files=[dest for dest, _want in pending], diff=diffs)
 
 

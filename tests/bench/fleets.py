@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import shutil
@@ -57,8 +58,8 @@ class Fleet:
         return self.measure([".venv/bin/ansible-playbook", path, "-i", str(self.inventory), "-e", f"muster_fleet={self.name}", *extra])
 
     def stack(self, *phases: str) -> Run:
-        """Slurm and what it stands on; torch would only measure the package index."""
-        wanted = f'{{"muster_phases": {list(phases)}, "muster_components": ["common", "slurm"]}}'.replace("'", '"')
+        """Slurm and what it stands on, as in bare.sh: torch would only measure the package index, and authorities are this machine's own."""
+        wanted = json.dumps({"muster_phases": phases, "muster_components": ["common", "slurm"], "common_ca_certificates": []})
         return self.playbook("playbooks/stack.yml", "-e", wanted)
 
     def ssh(self, host: str, address: str) -> list[str]:

@@ -73,6 +73,29 @@ def test_one_refused_file_stops_all(write, tmp_path):
     assert names(write(first="1", second={"content": "good", "validate": refuse})) == ["first", "second"]
 
 
+def test_what_changed_is_brought_into_force_once(write, tmp_path):
+    told = tmp_path / "told"
+    reload = ["sh", "-c", f"cat {tmp_path}/one {tmp_path}/two >> {told}"]
+    files = {"one": {"content": "1\n", "apply": reload}, "two": {"content": "2\n", "apply": reload}, "three": "3\n"}
+    write(check_mode=True, **files)
+    assert not told.exists()
+    write(**files)
+    assert told.read_text() == "1\n2\n"
+    write(**{**files, "three": "4\n"})
+    assert told.read_text() == "1\n2\n"
+    write(**{**files, "two": {"content": "5\n", "apply": reload}})
+    assert told.read_text() == "1\n2\n1\n5\n"
+
+
+def test_what_cannot_be_brought_into_force_is_as_it_was(write, tmp_path):
+    (tmp_path / "old").write_text("old")
+    refuse = ["sh", "-c", "echo no such daemon >&2; exit 1"]
+    result = write(old={"content": "x", "apply": refuse}, new={"content": "x", "apply": refuse}, other="x")
+    assert result["failed"]
+    assert result["msg"] == f"{' '.join(refuse)} failed, so {tmp_path}/old, {tmp_path}/new is as it was: no such daemon"
+    assert (sorted(path.name for path in tmp_path.iterdir()), (tmp_path / "old").read_text()) == (["old", "other"], "old")
+
+
 def test_validation_sees_a_closed_file_and_runs_only_on_change(write, tmp_path):
     look = ["sh", "-c", f"stat -c %a $0 >>{tmp_path}/seen", "%s"]
     write(key={"content": "x", "validate": look})

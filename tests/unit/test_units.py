@@ -47,7 +47,7 @@ SYSTEMCTL = """\
 cd "${0%/*}"
 if [ "$1" = show ]; then shift 2; for unit; do cat $unit.show; echo; done; exit; fi
 echo "$@" >>told
-if [ "$1" = start ] && [ -e broken ]; then echo "Job for $2 failed." >&2; exit 1; fi
+if [ "$*" = "enable --now slurmd" ] && [ -e broken ]; then echo "Job for slurmd failed." >&2; exit 1; fi
 """
 BEFORE = logic.parse_show(SHOW, NAMES)
 
@@ -68,10 +68,10 @@ def test_start_times():
     ("names", "state", "stale", "commands"),
     [
         (["munge", "mariadb"], "started", (), []),
-        (["munge", "slurmd"], "started", (), ["enable slurmd", "start slurmd"]),
+        (["munge", "slurmd"], "started", (), ["enable --now slurmd"]),
         (["munge", "mariadb"], "started", ("mariadb",), ["restart mariadb"]),
         # What is started now is started with the newest files.
-        (["slurmd"], "started", ("slurmd",), ["enable slurmd", "start slurmd"]),
+        (["slurmd"], "started", ("slurmd",), ["enable --now slurmd"]),
         (["slurmd", "munge"], "restarted", (), ["restart slurmd", "restart munge"]),
         (["munge", "slurmd", "sackd"], "stopped", (), ["disable --now munge"]),
     ],
@@ -110,7 +110,7 @@ def test_nothing_to_do(call, systemd):
 def test_start_what_is_not_started(call, systemd):
     result = call(module, names=["munge", "mariadb", "slurmd"])
     assert result["changed"]
-    assert systemd() == ["daemon-reload", "enable slurmd", "start slurmd"]
+    assert systemd() == ["daemon-reload", "enable --now slurmd"]
     assert "slurmd: inactive, disabled" in result["diff"]["before"]
 
 
@@ -125,7 +125,7 @@ def test_what_is_not_wanted_is_stopped_and_need_not_be_there(call, systemd):
 
 def test_check_mode_tells_and_does_nothing(call, systemd):
     result = call(module, check_mode=True, names=["slurmd"])
-    assert (result["changed"], len(result["commands"]), systemd()) == (True, 2, [])
+    assert (result["changed"], len(result["commands"]), systemd()) == (True, 1, [])
 
 
 @pytest.mark.parametrize(("age", "commands"), [(50, ["restart munge"]), (150, []), (None, [])])
@@ -152,5 +152,5 @@ def test_a_unit_that_does_not_start_shows_its_journal(call, systemd, tmp_path):
     (tmp_path / "broken").touch()
     result = call(module, names=["slurmd"])
     assert result["msg"] == (
-        "systemctl start slurmd failed: Job for slurmd failed. The unit's last lines: error: cannot find the controller | fatal: giving up"
+        "systemctl enable --now slurmd failed: Job for slurmd failed. The unit's last lines: error: cannot find the controller | fatal: giving up"
     )
