@@ -23,7 +23,7 @@ options:
 """
 
 EXAMPLES = r"""
-sentences: "{{ hostvars['controller-1'] | muster.fleet.user_faults('/root/.local/state/muster/fleet/secrets') }}"
+sentences: "{{ hostvars['controller-1'] | muster.fleet.user_faults('/srv/fleet/secrets') }}"
 """
 
 RETURN = r"""

@@ -4,6 +4,9 @@
 
 from __future__ import annotations
 
+import os
+import re
+import shutil
 import subprocess
 import tarfile
 from pathlib import Path
@@ -46,6 +49,29 @@ def test_what_is_installed_is_packed_with_its_identity_and_sums(archive: Path) -
     assert files.pop("./.muster-files").endswith("  ./share/said\n")
     assert files == {"./.muster-packages": ""}
     assert [path.name for path in result.parent.iterdir() if path.is_dir()] == [], "its folders are gone"
+
+
+# A program of the system: of libraries it loads C's alone, or a few more.
+COPY = 'install -D "$(readlink -f "$(command -v ls)")" "$IMAGE$PREFIX/bin/tool"'
+
+
+@pytest.mark.skipif(not shutil.which("dpkg-query"), reason="no dpkg-query here")
+def test_the_packages_of_its_libraries_are_named(archive: Path) -> None:
+    code, said, result = build(archive, COPY)
+    assert (code, said) == (0, "")
+    with tarfile.open(result) as packed:
+        assert "libc6" in packed.extractfile("./.muster-packages").read().decode().splitlines()
+
+
+def test_a_library_of_no_package_is_an_error(archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # What dpkg-query 1.21.22 does with a file that it does not know.
+    (tmp_path / "dpkg-query").write_text("#!/bin/sh\necho dpkg-query: no path found matching pattern $2 >&2\nexit 1\n")
+    (tmp_path / "dpkg-query").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    code, said, result = build(archive, COPY)
+    assert code != 0
+    assert re.match(r"tool 1\.0 was not built: it loads /\S+, which no package has; the whole output is in \S+\.\n", said), said
+    assert not result.exists()
 
 
 @pytest.mark.parametrize(

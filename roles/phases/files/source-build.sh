@@ -37,15 +37,21 @@ cd "$work/image$prefix" 2>/dev/null || fail "its script installed nothing below 
 find . -name '*.la' -delete
 mapfile -t binaries < <(find . -type f \( -perm -u+x -o -name '*.so*' \) -exec sh -c 'head -c 4 "$1" | grep -q ELF' _ {} \; -print)
 [ ${#binaries[@]} -eq 0 ] || strip --strip-unneeded "${binaries[@]}"
-# Packages of the libraries that it loads, as they are called in this release of the distribution. The driver's own come with the driver.
-[ ${#binaries[@]} -eq 0 ] || ldd "${binaries[@]}" 2>/dev/null | sed -n 's/.* => \(\/[^ ]*\) .*/\1/p' | grep -v -E "^$prefix/|/lib(cuda|nvidia-[a-z0-9-]+)\.so" | sort -u | while read -r path; do
+# Packages of the libraries that it loads, as they are called in this release of the distribution, for a node that gets the archive needs them too.
+# The driver's own come with the driver; what lies below /opt or /usr/local is another component's.
+owner() {
     if command -v dpkg-query >/dev/null; then
-        dpkg-query --search "*/$(basename "$(readlink -f "$path")")" 2>/dev/null | head -n 1 | cut -d : -f 1
+        dpkg-query --search "*/$(basename "$1")" | sed '/^diversion /d; s/:.*//' | sed -n 1p
     else
-        rpm --query --file --queryformat '%{NAME}\n' "$(readlink -f "$path")" 2>/dev/null | head -n 1
+        rpm --query --file --queryformat '%{NAME}\n' "$1"
     fi
-done | sort -u >.muster-packages || true
-touch .muster-packages
+}
+# The exit code of ldd only says that one of them is linked statically.
+loads() { [ ${#binaries[@]} -eq 0 ] || ldd "${binaries[@]}" 2>/dev/null || :; }
+loads | sed -n 's/.* => \(\/[^ ]*\) .*/\1/p' | sed -E "\\#^($prefix|/opt|/usr/local)/|/lib(cuda|nvidia-[a-z0-9-]+)\\.so#d" | sort -u | while read -r path; do
+    package=$(owner "$(readlink -f "$path")" 2>/dev/null) && [ -n "$package" ] || fail "it loads $path, which no package has"
+    echo "$package"
+done | sort -u >.muster-packages
 find . -type f ! -name '.muster-*' -print0 | LC_ALL=C sort -z | xargs -0 --no-run-if-empty sha256sum >.muster-files
 echo "$id" >.muster-build
 tar -C "$work/image$prefix" --owner=0 --group=0 --sort=name -czf "$output.part" .
