@@ -38,6 +38,7 @@ class FilterModule:
             "slurm_topology": lambda topology, groups, form: {"conf": logic.topology_conf, "yaml": logic.topology_yaml}[form](
                 topology, groups
             ),
+            "slurm_topology_refusal": logic.topology_refusal,
             "slurm_problems": problems,
             "slurm_hardware": clear(logic.parse_hardware),
             "slurm_database_keys": clear(lambda database, secrets: services.database_keys(database, secrets, os.environ)),

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import re
+
 from ansible_collections.muster.fleet.plugins.module_utils import catalogue
 
 # What `slurmd -C` prints and a node line needs; CPUs follows from the others, and UpTime is not hardware.
@@ -172,6 +174,24 @@ def _topology_nodes(each, groups):
     return ",".join((each.get("nodes") or []) + members(groups, each.get("nodegroups") or []))
 
 
+def topologies(topology):
+    """The topologies of slurm_topology, each with its name; the first is the cluster's."""
+    return topology.get("topologies") or [{"name": "default", **topology}]
+
+
+def topology_refusal(said, topology, partitions):
+    """The sentence about what a Slurm before 25.05 has no words for, empty when there is nothing. said: what `slurmctld -V` printed."""
+    version = re.search(r"(\d+)\.(\d+)", said)
+    wants = ["slurm_topology.topologies"] if topology.get("topologies") else []
+    for partition in partitions:
+        if any(key.lower() == "topology" for key in partition.get("params") or {}):
+            wants.append("The Topology of partition %s (slurm_partitions)" % partition["name"])
+    if not wants or not version or (int(version[1]), int(version[2])) >= (25, 5):
+        return ""
+    message = "%s needs Slurm 25.05 or newer and this controller has %s; give one topology for all, or upgrade Slurm first."
+    return message % (wants[0], version[0])
+
+
 def topology_conf(topology, groups):
     """topology.conf as text, for Slurm before 25.05."""
     out = ["# Written by Muster (role slurm); change slurm_topology instead."]
@@ -187,20 +207,21 @@ def topology_conf(topology, groups):
 
 def topology_yaml(topology, groups):
     """topology.yaml as text, for Slurm from 25.05, as lines because PyYAML is not on every controller."""
-    kind = topology_kind(topology)
-    out = [
-        "# Written by Muster (role slurm); change slurm_topology instead.",
-        "- topology: default",
-        "  cluster_default: true",
-        "  %s:" % kind,
-    ]
-    if kind == "block":
-        out += ["    block_sizes: [%s]" % ", ".join(map(str, topology.get("block_sizes") or []))]
-    out += ["    blocks:" if kind == "block" else "    switches:"]
-    for each in topology.get("blocks") or topology.get("switches") or []:
-        out.append("      - %s: %s" % ("block" if kind == "block" else "switch", each["name"]))
-        keys = {"children": ",".join(each.get("switches") or []), "nodes": _topology_nodes(each, groups)}
-        out += ['        %s: "%s"' % item for item in keys.items() if item[1]]
+    out = ["# Written by Muster (role slurm); change slurm_topology instead."]
+    for number, named in enumerate(topologies(topology)):
+        out += ['- topology: "%s"' % named["name"], "  cluster_default: %s" % ("false" if number else "true")]
+        kind = topology_kind(named)
+        if not kind:
+            out.append("  flat: true")
+            continue
+        out.append("  %s:" % kind)
+        if kind == "block":
+            out.append("    block_sizes: [%s]" % ", ".join(map(str, named.get("block_sizes") or [])))
+        out.append("    blocks:" if kind == "block" else "    switches:")
+        for each in named.get("blocks") or named["switches"]:
+            out.append('      - %s: "%s"' % ("block" if kind == "block" else "switch", each["name"]))
+            keys = {"children": ",".join(each.get("switches") or []), "nodes": _topology_nodes(each, groups)}
+            out += ['        %s: "%s"' % item for item in keys.items() if item[1]]
     return "\n".join(out) + "\n"
 
 

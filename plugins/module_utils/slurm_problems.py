@@ -10,7 +10,7 @@ import re
 
 from ansible_collections.muster.fleet.plugins.module_utils.job import nearest
 from ansible_collections.muster.fleet.plugins.module_utils.slurm_accounting import SlurmAccountingError, associations, order, parent_of
-from ansible_collections.muster.fleet.plugins.module_utils.slurm_conf import SlurmConfError, gres_of_types, with_type
+from ansible_collections.muster.fleet.plugins.module_utils.slurm_conf import SlurmConfError, gres_of_types, topologies, with_type
 
 
 def names_in(text):
@@ -171,22 +171,39 @@ def gres(config, nodegroups, devices):
     return found
 
 
-def network(topology, nodegroups):
-    """Sentences about the topology."""
+def network(topology, nodegroups, partitions):
+    """Sentences about the topologies, and about partitions that name one."""
+    names = [named["name"] for named in topologies(topology)] if topology else []
+    found = twice("The topology", names, "give each of slurm_topology.topologies a name of its own")
+    beside = [key for key in ("switches", "blocks", "block_sizes") if topology.get("topologies") and topology.get(key)]
+    if beside:
+        found.append("slurm_topology has topologies and, beside them, %s; move that into one of them." % beside[0])
+    for named in topologies(topology):
+        where = "The topology %s of slurm_topology" % named["name"] if topology.get("topologies") else "slurm_topology"
+        found += one_network(where, named, nodegroups)
+    for partition in partitions:
+        name = lowered(partition.get("params")).get("topology")
+        if name is not None and name not in names:
+            message = "The partition %s names the topology %s, which slurm_topology does not have; %s"
+            found.append(message % (partition["name"], name, nearest(name, names)))
+    return found
+
+
+def one_network(where, topology, nodegroups):
+    """Sentences about one topology."""
     names = [group["name"] for group in nodegroups]
     switches = [switch["name"] for switch in topology.get("switches") or []]
     found = []
     if topology.get("switches") and topology.get("blocks"):
-        found.append("slurm_topology has switches and blocks; Slurm sees the network as one of them, so leave one out.")
+        found.append("%s has switches and blocks; Slurm sees a network as one of them, so leave one out." % where)
     if topology.get("blocks") and not topology.get("block_sizes"):
-        found.append("slurm_topology has blocks and no block_sizes; name the number of nodes that one block has.")
+        found.append("%s has blocks and no block_sizes; name the number of nodes that one block has." % where)
     for each in (topology.get("switches") or []) + (topology.get("blocks") or []):
         for key, variable, known in (("nodegroups", "slurm_nodegroups", names), ("switches", "slurm_topology", switches)):
             for name in each.get(key) or []:
                 if name not in known:
-                    found.append(
-                        "slurm_topology has %s above %s, which %s does not have; %s" % (each["name"], name, variable, nearest(name, known))
-                    )
+                    message = "%s has %s above %s, which %s does not have; %s"
+                    found.append(message % (where, each["name"], name, variable, nearest(name, known)))
     return found
 
 
@@ -215,7 +232,7 @@ def problems(
     except SlurmConfError as error:
         return [str(error)]
     found = groups(nodegroups, partitions) + gres(config, nodegroups, gres_lines) + accounting(config, qos, accounts, users, partitions)
-    found += network(topology or {}, nodegroups) + known_keys("slurm_job_container", job_container, JOB_CONTAINER_KEYS)
+    found += network(topology or {}, nodegroups, partitions) + known_keys("slurm_job_container", job_container, JOB_CONTAINER_KEYS)
     found += adoption(config, pam_adopt)
     for script in scripts:
         if not os.path.isabs(script["path"]) or not os.path.isfile(script["path"]):

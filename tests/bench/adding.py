@@ -61,10 +61,8 @@ def inventory(fleet: Fleet, folder: Path, size: int, new: bool) -> Path:
     if not (path / "group_vars").exists():
         shutil.copytree(ROOT / "inventory/local/group_vars", path / "group_vars")
     document = {
-        "muster_controller": {
-            "hosts": {CONTROLLER: real[CONTROLLER]},
-            "vars": {"slurm_nodegroups": groups, "slurm_partitions": partitions},
-        },
+        # Of the host: group_vars/all goes before what a group has in this file.
+        "muster_controller": {"hosts": {CONTROLLER: {**real[CONTROLLER], "slurm_nodegroups": groups, "slurm_partitions": partitions}}},
         "muster_compute": {"hosts": compute},
     }
     (path / "hosts.yml").write_text(yaml.safe_dump({"all": {"children": document}}, sort_keys=False))

@@ -131,24 +131,6 @@ def test_a_uid_that_somebody_has_on_a_node(fleet: Fleet) -> None:
         fleet.ansible("compute-1", "userdel", "local-user")
 
 
-# Linux 6.18 numbers namespaces by CPU and refuses to keep one that has a lower number than its parent's: job_container/tmpfs fails then
-# on some CPUs of some containers, by chance.
-KEEPS_NAMESPACES = """
-at=/run/muster-test-ns
-mkdir -p $at
-mount --bind $at $at
-mount --make-private $at
-touch $at/ns
-for cpu in $(seq 0 $(($(nproc --all) - 1))); do
-    taskset -c $cpu unshare --mount=$at/ns true || refused=1
-    umount $at/ns 2>/dev/null
-done
-umount $at
-rm -r $at
-[ -n "$refused" ] || echo kept
-"""
-
-
 @pytest.fixture(scope="module")
 def site(fleet: Fleet, job: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict]:
     """The fleet with all of SITE; taken away again in the end."""
@@ -156,8 +138,6 @@ def site(fleet: Fleet, job: str, tmp_path_factory: pytest.TempPathFactory) -> It
     for hook, line in SCRIPTS.items():
         (folder / f"{hook}.sh").write_text(f"#!/bin/sh\n{line}\n")
     variables = {**SITE, "slurm_scripts": [{"hook": hook, "path": str(folder / f"{hook}.sh")} for hook in SCRIPTS]}
-    if not all(fleet.ansible(node, "sh", "-c", KEEPS_NAMESPACES, check=False).endswith("kept") for node in ("compute-1", "compute-2")):
-        del variables["slurm_job_container"]
     before, door = live_conf(fleet), fleet.ansible("compute-1", "cat", "/etc/pam.d/sshd")
     try:
         configure(fleet, **variables).check_returncode()
@@ -214,10 +194,21 @@ def test_a_job_has_what_it_asks_for_and_the_sites_scripts_ran(fleet: Fleet, site
 
 
 def test_a_job_has_a_tmp_of_its_own(fleet: Fleet, site: dict) -> None:
-    if "slurm_job_container" not in site:
-        pytest.skip("this machine's kernel does not keep namespaces on every CPU, so job_container/tmpfs cannot run")
     said = srun(fleet, "--gres=gpu:2", "sh", "-c", "ls /tmp; stat -c %U /tmp").splitlines()
     assert [line for line in said if not line.startswith("srun: job ")] == ["ada"]  # it may have to wait for the job before it
+
+
+def test_a_node_that_cannot_give_jobs_a_tmp_is_told(fleet: Fleet, site: dict) -> None:
+    """Of two nodes one lets nobody have a mount namespace."""
+    fleet.ansible("compute-2", "sh", "-c", "printf '#!/bin/sh\\necho no namespaces >&2; exit 1\\n' >/usr/local/bin/unshare")
+    fleet.ansible("compute-2", "chmod", "755", "/usr/local/bin/unshare")
+    try:
+        wanted = {"muster_phases": ["verify_node"], "muster_components": ["slurm"], **site}
+        ended = fleet.run("playbooks/stack.yml", "--limit=compute-1,compute-2", "-e", json.dumps(wanted))
+    finally:
+        fleet.ansible("compute-2", "rm", "/usr/local/bin/unshare")
+    assert re.search(r"slurm.job_container failed: .* found refused on CPU [0-9,]+: no namespaces\)", ended.stdout)
+    assert re.findall(r"^(\S+) .* failed=(\d)", ended.stdout, re.MULTILINE) == [("compute-1", "0"), ("compute-2", "1")]
 
 
 def come_in(fleet: Fleet, *argv: str) -> tuple[int, str]:
@@ -248,8 +239,7 @@ def test_only_who_has_a_job_comes_in_by_ssh(fleet: Fleet, site: dict) -> None:
     number = fleet.ansible(CONTROLLER, *argv, user="ada")
     fleet.wait_for(f"job {number} to run", lambda: state(fleet, number) == "RUNNING 0")
     fleet.wait_for("its shell", lambda: come_in(fleet, "ls", "/tmp/mine") == (0, "/tmp/mine\n"))
-    if "slurm_job_container" in site:
-        assert come_in(fleet, "ls", "/tmp") == (0, "mine\n")
+    assert come_in(fleet, "ls", "/tmp") == (0, "mine\n")
     assert f"/job_{number}/step_extern" in come_in(fleet, "cat", "/proc/self/cgroup")[1]
     stays = subprocess.Popen(fleet.ssh("compute-1", "sleep", "300", user="ada"), stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:

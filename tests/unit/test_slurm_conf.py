@@ -197,6 +197,53 @@ def test_topology_from_25_05():
     assert blocks["block"] == {"block_sizes": [2, 4], "blocks": [{"block": "b1", "nodes": "compute-1,compute-2"}]}
 
 
+# What YAML would read as another type than text stays text.
+SEVERAL = {"topologies": [{"name": "fabric", **TREE}, {"name": "nvlink", **BLOCKS}, {"name": "off"}]}
+
+
+def test_several_topologies_from_25_05():
+    tree, blocks, flat = yaml.safe_load(logic.topology_yaml(SEVERAL, [group()]))
+    [alone] = yaml.safe_load(logic.topology_yaml(TREE, [group()]))
+    assert tree == {**alone, "topology": "fabric"}
+    assert blocks == {
+        "topology": "nvlink",
+        "cluster_default": False,
+        "block": {"block_sizes": [2, 4], "blocks": [{"block": "b1", "nodes": "compute-1,compute-2"}]},
+    }
+    assert flat == {"topology": "off", "cluster_default": False, "flat": True}
+
+
+OWN = [{"name": "nvl", "nodegroups": ["compute"], "params": {"topology": "nvlink"}}]
+
+
+@pytest.mark.parametrize(
+    ("said", "topology", "partitions", "sentence"),
+    [
+        ("slurm-wlm 24.11.5", TREE, [], ""),
+        ("slurm-wlm 25.05.0", SEVERAL, OWN, ""),
+        ("slurm 26.05.5", SEVERAL, OWN, ""),
+        # Check mode on a node that has no Slurm yet.
+        ("sh: 1: slurmctld: not found", SEVERAL, OWN, ""),
+        (
+            "slurm-wlm 24.11.5",
+            SEVERAL,
+            OWN,
+            "slurm_topology.topologies needs Slurm 25.05 or newer and this controller has 24.11; "
+            "give one topology for all, or upgrade Slurm first.",
+        ),
+        (
+            "slurm-wlm 24.11.5",
+            TREE,
+            OWN,
+            "The Topology of partition nvl (slurm_partitions) needs Slurm 25.05 or newer and this controller has 24.11; "
+            "give one topology for all, or upgrade Slurm first.",
+        ),
+    ],
+)
+def test_what_topology_conf_cannot_say(said, topology, partitions, sentence):
+    assert logic.topology_refusal(said, topology, partitions) == sentence
+
+
 def test_scripts_of_the_site():
     scripts = [{"hook": "Prolog", "path": "/srv/check.sh"}, {"hook": "TaskProlog", "path": "/srv/task.sh"}]
     defaults = {"Prolog": "muster-prolog.sh"}

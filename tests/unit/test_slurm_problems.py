@@ -35,6 +35,18 @@ def with_gpus(*lines: dict) -> dict:
     return {"nodegroups": [*DATA["nodegroups"], GPUS], "gres_lines": list(lines)}
 
 
+SEVERAL = [
+    {"name": "fabric", "switches": SWITCHES},
+    {"name": "nvlink", "blocks": [{"name": "b", "nodegroups": ["compute"]}], "block_sizes": [2]},
+    {"name": "none"},
+]
+
+
+def own(topology: str) -> dict:
+    """The partition with a topology of its own."""
+    return {**DATA["partitions"][0], "params": {"Topology": topology}}
+
+
 def user(name: str = "ada", **more) -> dict:
     return {"name": name, "uid": 2001, "account": "muster", **more}
 
@@ -52,6 +64,8 @@ def user(name: str = "ada", **more) -> dict:
         with_gpus({"nodegroups": ["gpu"], "params": {"Name": "gpu", "File": "/dev/nvidia[0-7]"}}),
         {"topology": {"switches": SWITCHES}, "job_container": {"AutoBasePath": True, "basepath": "/scratch"}},
         {"topology": {"blocks": [{"name": "b", "nodegroups": ["compute"]}], "block_sizes": [2]}},
+        {"topology": {"topologies": SEVERAL}, "partitions": [own("nvlink")]},
+        {"topology": {"switches": SWITCHES}, "partitions": [own("default")]},
         {"scripts": [{"hook": "Prolog", "path": __file__}]},
         {"config": CONTAINED, "pam_adopt": {"admins": ["sudo"]}},
         {"config": CONTAINED, "pam_adopt": {"admins": []}},
@@ -152,6 +166,26 @@ def test_what_can_be(data):
         (
             {"topology": {"blocks": [{"name": "b", "nodegroups": ["compute"]}]}},
             "slurm_topology has blocks and no block_sizes; name the number of nodes that one block has.",
+        ),
+        (
+            {"topology": {"switches": SWITCHES, "blocks": [{"name": "b", "nodegroups": ["compute"]}], "block_sizes": [2]}},
+            "slurm_topology has switches and blocks; Slurm sees a network as one of them, so leave one out.",
+        ),
+        (
+            {"topology": {"topologies": SEVERAL, "switches": SWITCHES}},
+            "slurm_topology has topologies and, beside them, switches; move that into one of them.",
+        ),
+        (
+            {"topology": {"topologies": [*SEVERAL, SEVERAL[0]]}},
+            "The topology fabric is there twice; give each of slurm_topology.topologies a name of its own.",
+        ),
+        (
+            {"topology": {"topologies": [{"name": "fabric", "switches": [SWITCHES[0]]}]}},
+            "The topology fabric of slurm_topology has top above leaf, which slurm_topology does not have; known are top.",
+        ),
+        (
+            {"topology": {"topologies": SEVERAL}, "partitions": [own("nvlnk")]},
+            "The partition main names the topology nvlnk, which slurm_topology does not have; did you mean nvlink?",
         ),
         ({"job_container": {"BasePth": "/x"}}, "slurm_job_container has the unknown option BasePth; did you mean BasePath?"),
         (
