@@ -55,6 +55,14 @@ def table(found: dict, trainer: dict, added: dict) -> str:
             f"{added['add_to_100_s']:.1f} s / {added['add_to_3_s']:.1f} s",
         )
     )
+    rows.append(
+        (
+            "Adding a node to 100 / to 3, controller CPU-s",
+            added["add_100_to_3_cpu"],
+            "1.1",
+            f"{added['add_to_100_cpu_s']:.1f} s / {added['add_to_3_cpu_s']:.1f} s",
+        )
+    )
     if trainer:
         rows.append(("Trainer steps/s / bare loop", trainer["ratio"], "", ""))
     lines = ["| What | Measured | At most | Of |", "|---|---|---|---|"]

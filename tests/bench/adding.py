@@ -80,7 +80,7 @@ def shell(fleet: Fleet, host: str, script: str) -> str:
 
 
 def measure(folder: Path, rounds: int = 2) -> dict:
-    """Wall seconds of adding the node at each size, the best of `rounds`, and their ratio."""
+    """Wall seconds, and CPU-seconds of the controller, of adding the node at each size, the best of `rounds`, and their ratios."""
     result: dict = {}
     with Fleet("bench-add", 2, folder) as fleet:
         fleet.stack("install", "configure")
@@ -100,6 +100,7 @@ def measure(folder: Path, rounds: int = 2) -> dict:
                 cpu.append(run.cpu_s)
             result[f"add_to_{size}_s"], result[f"add_to_{size}_cpu_s"] = min(seconds), min(cpu)
     result["add_100_to_3"] = result["add_to_100_s"] / result["add_to_3_s"]
+    result["add_100_to_3_cpu"] = result["add_to_100_cpu_s"] / result["add_to_3_cpu_s"]
     return result
 
 

@@ -97,10 +97,19 @@ def test_a_key_that_slurm_does_not_know_stops_before_anything_is_written(fleet: 
     assert (live(fleet), state(fleet, job)) == (before, "RUNNING 0")
 
 
+def test_several_topologies_need_a_newer_slurm(fleet: Fleet, job: str) -> None:
+    before = live(fleet)
+    ended = configure(fleet, "--limit=controller-1", slurm_topology={"topologies": [{"name": "fabric", **SITE["slurm_topology"]}]})
+    sentence = r"slurm_topology\.topologies needs Slurm 25\.05 or newer and this controller has 2[24]\.\d+; give one topology for all"
+    assert re.search(sentence, ended.stdout)
+    assert (live(fleet), state(fleet, job)) == (before, "RUNNING 0")
+
+
 @pytest.mark.parametrize(
     ("file", "edit", "says"),
     [
         ("slurm.conf", "", "slurmctld would start"),
+        ("slurm.conf", "$aNodeName=only-in-dns-[1-9],only-in-dns RealMemory=1", "slurmctld would start"),
         ("slurm.conf", "s/^SlurmctldTimeout=.*/SlurmctldTimeout=soon/", 'SlurmctldTimeout value "soon" is not a valid number'),
         ("slurm.conf", "s/RealMemory=[0-9]*/RealMemory=-1/", "RealMemory value (-1) is less than zero"),
         ("slurm.conf", "s/CoresPerSocket/CoresPerSockt/", "Parsing error at unrecognized key: CoresPerSockt"),

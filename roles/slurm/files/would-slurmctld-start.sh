@@ -32,10 +32,17 @@ SlurmctldHost=$(hostname -s)
 StateSaveLocation=$folder/.state
 SlurmctldPidFile=$folder/.state/pid
 CONF
+# There is no DNS, and slurmctld asks for ten seconds for each node whose name it cannot resolve.
+names() { grep -oiE 'Node(Name|Hostname|Addr)=[^[:space:]]+' "$copy/slurm.conf" | cut -d= -f2; }
+{
+    cat /etc/hosts
+    { names | grep -v '\[' | tr , '\n'; names | grep '\[' | SLURM_CONF=$copy/slurm.conf xargs -r -n 1 scontrol show hostnames; } | sed 's/^/192.0.2.1 /'
+} >"$copy/.hosts"
 # An address on lo, because glibc asks for none when an interface has none, and slurmctld then opens no port.
 # shellcheck disable=SC2016 # the inner shell expands them
-timeout 30 unshare --net --mount --pid --fork --kill-child sh -c '
-    ip address add 192.0.2.1/32 dev lo && ip link set lo up && mount --bind "$0" "$1" && mount -t tmpfs -o mode=755 run /run || exit 1
+timeout --kill-after=1 30 unshare --net --mount --pid --fork --kill-child sh -c '
+    ip address add 192.0.2.1/32 dev lo && ip link set lo up && mount --bind "$0/.hosts" /etc/hosts &&
+        mount --bind "$0" "$1" && mount -t tmpfs -o mode=755 run /run || exit 1
     mkdir -m 755 /run/munge
     (umask 077 && head -c 128 /dev/urandom >/run/munge/key)
     munged --force --key-file=/run/munge/key --log-file=/run/munge/log --pid-file=/run/munge/pid --seed-file=/run/munge/seed 2>/dev/null
