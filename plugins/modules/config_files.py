@@ -54,8 +54,8 @@ options:
         elements: str
       apply:
         description:
-          - Command as a list that brings the file into force, such as a reload of what reads it. It runs when the file changed, after all files are
-            written; the same command of several files runs once.
+          - Command as a list that brings the file into force, such as a reload of what reads it. It runs when the file changed, after all
+            files are written; the same command of several files runs once.
           - When it fails the files that named it are put back as they were, so that the next run finds them changed again.
         type: list
         elements: str

@@ -95,7 +95,7 @@ def main():
         },
         supports_check_mode=True,
     )
-    # For a unit that has a SysV script beside it, Debian's systemctl starts update-rc.d as well; the unit counts, and the script is asked by nobody.
+    # For a unit that has a SysV script beside it Debian's systemctl starts update-rc.d as well, though only the unit counts.
     module.run_command_environ_update = {"SYSTEMCTL_SKIP_SYSV": "1"}
     names, state, unwanted = module.params["names"], module.params["state"], module.params["unwanted"]
     out = module.run_command(["systemctl", "show", "--property=" + PROPERTIES, *names, *unwanted], check_rc=True)[1]

@@ -58,7 +58,7 @@ class Fleet:
         return self.measure([".venv/bin/ansible-playbook", path, "-i", str(self.inventory), "-e", f"muster_fleet={self.name}", *extra])
 
     def stack(self, *phases: str) -> Run:
-        """Slurm and what it stands on, as in bare.sh: torch would only measure the package index, and authorities are this machine's own."""
+        """Slurm and what it stands on, as in bare.sh; torch would only measure the package index. Authorities are this machine's own."""
         wanted = json.dumps({"muster_phases": phases, "muster_components": ["common", "slurm"], "common_ca_certificates": []})
         return self.playbook("playbooks/stack.yml", "-e", wanted)
 

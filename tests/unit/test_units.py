@@ -152,5 +152,6 @@ def test_a_unit_that_does_not_start_shows_its_journal(call, systemd, tmp_path):
     (tmp_path / "broken").touch()
     result = call(module, names=["slurmd"])
     assert result["msg"] == (
-        "systemctl enable --now slurmd failed: Job for slurmd failed. The unit's last lines: error: cannot find the controller | fatal: giving up"
+        "systemctl enable --now slurmd failed: Job for slurmd failed. "
+        "The unit's last lines: error: cannot find the controller | fatal: giving up"
     )
