@@ -1,5 +1,5 @@
 # Each target is one line of tools you know; nothing here cannot be typed by hand after `make setup`.
-.PHONY: setup site down bundle test lint unit proofs bench docs stack-sums mirror lock
+.PHONY: setup site down bundle test lint unit proofs bench docs stack-sums mirror packer lock
 .NOTPARALLEL:
 BIN := .venv/bin
 STAGE := tools/stage.sh
@@ -50,6 +50,9 @@ stack-sums: setup ## fetches what a stack names, checks it, prints the lines to 
 
 mirror: setup ## a folder with every file of a stack, for machines without internet: make mirror STACK=aws-2026.11 TO=/srv/mirror
 	$(BIN)/python tools/mirror.py $(or $(STACK),aws-2026.11) $(if $(TO),'$(TO)')
+
+packer: setup ## Packer and its plugins: what is here, the vendor's release, or built from source (some minutes, once)
+	$(BIN)/python tools/packer.py
 
 lock: ## uv.lock and the hashed requirements from pyproject.toml (needs uv)
 	uv lock --quiet

@@ -56,7 +56,7 @@ def server() -> Iterator[ThreadingHTTPServer]:
 
 @pytest.fixture(scope="module")
 def signed() -> Iterator[dict]:
-    """A key, its fingerprint, and the archive's signature by it."""
+    """A key, its fingerprint, the archive's signature by it, and what signs other data."""
     if not shutil.which("gpg"):
         assert not os.environ.get("CI"), "gpg is missing; install gnupg"
         pytest.skip("gpg is missing; install gnupg")
@@ -69,5 +69,9 @@ def signed() -> Iterator[dict]:
         gpg("--quick-generate-key", "A test <test@example.org>", "ed25519", "sign", "never")
         listed = gpg("--with-colons", "--list-keys").decode().splitlines()
         fingerprint = next(line.split(":")[9] for line in listed if line.startswith("fpr:"))
-        yield {"fingerprint": fingerprint, "key": gpg("--armor", "--export"), "signature": gpg("--detach-sign", data=ARCHIVE)}
+
+        def sign(data: bytes) -> bytes:
+            return gpg("--detach-sign", data=data)
+
+        yield {"fingerprint": fingerprint, "key": gpg("--armor", "--export"), "signature": sign(ARCHIVE), "sign": sign}
         subprocess.run(["gpgconf", "--homedir", home, "--kill", "all"], check=False, capture_output=True)
