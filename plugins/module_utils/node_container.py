@@ -338,6 +338,27 @@ class Fleet:
             self.wait_for_ssh(addresses, patience, fresh=[*plan.start, *plan.create])
             return plan
 
+    def add(self, node: Node, image: NodeImage, files: Mapping[str, bytes]) -> str:
+        """Make one more node, from an image of its own, and start it; the others are left as they are. Return its address.
+
+        `files` lie in its folder /run/muster-node.
+        """
+        with self.lock():
+            record = read_record(self.state)
+            live = self.containers()
+            self._check_room(Plan([node.name], [], [], []), [node], image)
+            subnet = self._ensure_network(live)
+            fields = [each.name for each in dataclasses.fields(Node)]
+            others = [Node(**{key: each[key] for key in fields}) for each in (record or {}).get("nodes", ())]
+            addresses = assign_addresses([*others, node], record, subnet)
+            self._write_state([*others, node], addresses, subnet, image)
+            for name, content in files.items():
+                write_private(self.state / "hostkeys" / node.name / name, content)
+            node_image.ensure_image(self.engine, image, self.cache)
+            learn_to_start(self.engine, image.name, self.cache)
+            self._create(node, addresses[node.name], image)
+            return addresses[node.name]
+
     def absent(self, names: list[str] | None = None, remove_state: bool = False) -> list[str]:
         """Remove the fleet, or only the named nodes of it; return the nodes whose containers went."""
         with self.lock():
@@ -384,6 +405,14 @@ class Fleet:
     def commit(self, node: str, image: str) -> None:
         """Make an image of a node's file system."""
         self.engine.change("commit", self.container_name(node), image)
+
+    def remove_images(self, names: list[str] | None = None) -> None:
+        """Remove images made by `commit`; without names all those of this fleet, which have its containers' label."""
+        if names is None:
+            shown = self.engine.ask("images", "--filter", f"label=muster.fleet={self.name}", "--format", "{{.Repository}}:{{.Tag}}")
+            names = [each for each in shown.split() if "<none>" not in each]
+        if names:
+            self.engine.change("rmi", "--force", *names)
 
     def address(self, node: str) -> str:
         """A node's address on the fleet's network."""
@@ -544,6 +573,13 @@ class Fleet:
             done = run_command([*self.engine.prefix, "rm", "-rf", "--", str(self.state)])
             if done.code != 0:
                 raise NodeContainerError(f"State folder {self.state} could not be removed ({done.reason}): remove it as root.") from None
+
+
+def write_private(path: Path, content: bytes) -> None:
+    """Write a file that its owner alone reads and runs."""
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o700)
+    with open(handle, "wb") as file:
+        file.write(content)
 
 
 def rewrite(path: Path, text: str) -> None:

@@ -432,6 +432,37 @@ def test_failure_of_the_engine_is_one_sentence() -> None:
         engine(run=run).change("network", "create", "x")
 
 
+# Nodes that come one by one
+
+
+def test_a_node_is_added_from_its_own_image_and_the_others_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_container, "available_memory_mib", lambda _text: 10**6)
+    monkeypatch.setattr(node_container, "free_disk_mib", lambda _path: 10**6)
+    monkeypatch.setattr(node_container, "recall", lambda *_: True)
+    monkeypatch.setattr(container_engine, "recall", lambda *_: True)
+    network = Finished(0, json.dumps([{"subnets": [{"subnet": "10.213.9.0/24"}]}]), "")
+    run = FakeRun({"podman ps": Finished(0, "", ""), "podman network inspect": network, "podman image inspect": Finished(0, "[]", "")})
+    run.answers["podman run"] = Finished(0, "id", "")
+    fleet = Fleet("demo", engine(run=run), tmp_path / "state", tmp_path / "cache")
+    assert fleet.add(node("i-1"), NodeImage(), {"user-data": b"#!/bin/sh"}) == "10.213.9.2"
+    assert fleet.add(node("i-2"), NodeImage(reference="localhost/saved:1"), {}) == "10.213.9.3"
+    assert [(each["name"], each["address"]) for each in node_container.read_record(tmp_path / "state")["nodes"]] == [
+        ("i-1", "10.213.9.2"),
+        ("i-2", "10.213.9.3"),
+    ]
+    started = [argv for argv in run.seen if argv[1] == "run"]
+    assert [argv[-4] for argv in started] == [NodeImage().name, "localhost/saved:1"]
+    data = tmp_path / "state/hostkeys/i-1/user-data"
+    assert (data.read_bytes(), stat.S_IMODE(data.stat().st_mode)) == (b"#!/bin/sh", 0o700)
+
+
+def test_images_of_a_fleet_are_removed_by_its_label_alone(tmp_path: Path) -> None:
+    run = FakeRun({"podman images": Finished(0, "localhost/a:1\n<none>:<none>\nlocalhost/b:2\n", ""), "podman rmi": Finished(0, "", "")})
+    Fleet("demo", engine(run=run), tmp_path, tmp_path).remove_images()
+    assert "label=muster.fleet=demo" in run.seen[0]
+    assert run.seen[1:] == [["podman", "rmi", "--force", "localhost/a:1", "localhost/b:2"]]
+
+
 # Room on the machine
 
 

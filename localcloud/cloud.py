@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright: the Muster developers
+"""The server of one cloud, and who cleans up after it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from ansible_collections.muster.fleet.plugins.module_utils.container_engine import NodeContainerError
+from ansible_collections.muster.fleet.plugins.module_utils.node_image import NodeImage
+from ansible_collections.muster.fleet.plugins.module_utils.places import cache_dir, check_fleet_name
+from localcloud.faults import Faults
+from localcloud.machines import Machines
+
+HERE = Path(__file__).parent
+# moto's own AMIs are of 2017 and 1,300 in number; it reads the variable when it is imported.
+os.environ["MOTO_AMIS_PATH"] = str(HERE / "amis.json")
+
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
+from werkzeug.serving import make_server
+
+from localcloud import ec2, ssm
+
+AMIS = {"ami-0deb13000000000d1": "trixie", "ami-0deb12000000000d1": "bookworm"}
+REGION = "us-east-1"
+# Not to be mixed with what the environment says of a real account.
+FOREIGN = ("AWS_PROFILE", "AWS_DEFAULT_PROFILE", "AWS_SESSION_TOKEN", "AWS_SECURITY_TOKEN", "AWS_ROLE_ARN", "AWS_WEB_IDENTITY_TOKEN_FILE")
+
+
+class Quiet(MotoRequestHandler):
+    """Says nothing of what is asked."""
+
+    def log(self, type: str, message: str, *args: object) -> None:
+        """Unless it is an error."""
+        if type == "error":
+            super().log(type, message, *args)
+
+
+class Cloud:
+    """AWS on a port of loopback, from `with` to its end. What it starts is removed by a second process, which outlives a kill."""
+
+    def __init__(self, name: str, port: int = 0, machines: Any = None) -> None:
+        self.name = check_fleet_name(name)
+        self._machines = machines
+        self._port = port
+        self.amis = list(AMIS)
+
+    def __enter__(self) -> Cloud:
+        self._cleaner = None
+        if self._machines is None:
+            self._machines = Machines(self.name)
+            self._cleaner = start_cleaner(self.name)
+        self._machines.images.update({ami: NodeImage(release=release) for ami, release in AMIS.items()})
+        faults = Faults(DomainDispatcherApplication(create_backend_app), self._machines.kill)
+        ec2.install(self._machines, faults)
+        ssm.install(self._machines)
+        try:
+            self._server = make_server("127.0.0.1", self._port, faults, threaded=True, request_handler=Quiet)
+        except (OSError, SystemExit) as error:
+            end_cleaner(self._cleaner)
+            raise NodeContainerError(f"Port {self._port} cannot be served: leave --port out to take a free one.") from error
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self._thread.start()
+        self.env = {
+            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self._server.server_port}",
+            "AWS_ACCESS_KEY_ID": "localcloud",
+            "AWS_SECRET_ACCESS_KEY": "localcloud",
+            "AWS_REGION": REGION,
+            "AWS_DEFAULT_REGION": REGION,
+            "AWS_EC2_METADATA_DISABLED": "true",
+            # Packer asks every 15 s how far things are; here they are done when the call returns.
+            "AWS_POLL_DELAY_SECONDS": "1",
+        }
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+        end_cleaner(self._cleaner)
+
+    @staticmethod
+    def outside(env: Mapping[str, str]) -> dict[str, str]:
+        """An environment without what leads to a real account."""
+        return {key: value for key, value in env.items() if key not in FOREIGN}
+
+
+def start_cleaner(name: str) -> subprocess.Popen:
+    """The process that cleans up when this one is gone, however it goes, for its standard input ends then.
+
+    What an earlier cloud of this name left, on a machine that lost its power, is removed first.
+    """
+    path = cache_dir(os.environ) / "locks" / f"cloud-{name}"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as lock:
+        deadline = time.monotonic() + 20
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise NodeContainerError(f"A local cloud called {name} is running: end it, or give this one another --name.") from None
+                time.sleep(0.2)
+        Machines(name).clean()
+        # The lock belongs to the open file, which the cleaner inherits: it lasts until it is done.
+        return subprocess.Popen(
+            [sys.executable, "-m", "localcloud", "--clean-after", "--name", name],
+            cwd=HERE.parent,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            pass_fds=[lock.fileno()],
+            start_new_session=True,
+        )
+
+
+def end_cleaner(cleaner: subprocess.Popen | None) -> None:
+    """Let it clean up, and wait until it has."""
+    if cleaner:
+        cleaner.communicate()
+
+
+def clean_after(name: str, lives: IO[bytes]) -> int:
+    """Wait until the other end of `lives` is closed, then clean up."""
+    lives.read()
+    try:
+        Machines(name).clean()
+    except NodeContainerError as error:
+        print(f"localcloud: not all of {name} could be removed ({error}) The next local cloud of this name removes it.", file=sys.stderr)
+        return 1
+    return 0

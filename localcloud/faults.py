@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright: the Muster developers
+"""Faults on request, posted as JSON to /localcloud/faults:
+
+{"action": "DescribeInstances", "error": "RequestLimitExceeded", "times": 2}   the next two calls end in this error
+{"action": "RunInstances", "error": "InsufficientInstanceCapacity"}            times is 1 unless said
+{"action": "RunInstances", "delay": 2.5, "times": 3}                           the API is slow
+{"boots": false}                                                               the next instance runs and never answers
+{"dies": "i-0123"}                                                             the host of an instance fails, now
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterable
+from io import BytesIO
+from urllib.parse import parse_qs
+from xml.sax.saxutils import escape
+
+from ansible_collections.muster.fleet.plugins.module_utils.container_engine import NodeContainerError
+
+PATH = "/localcloud/faults"
+FORMS = (
+    {"action", "error", "times"},
+    {"action", "delay", "times"},
+    {"boots", "times"},
+    {"dies"},
+)
+STATUS = {
+    "RequestLimitExceeded": 503,
+    "Unavailable": 503,
+    "InsufficientInstanceCapacity": 500,
+    "InternalError": 500,
+    "UnauthorizedOperation": 403,
+}
+
+
+class Faults:
+    """What is to go wrong; a WSGI application in front of another."""
+
+    def __init__(self, app: Callable, die: Callable[[str], None]) -> None:
+        self._app = app
+        self._die = die
+        self._waiting: list[dict] = []
+        self._lock = threading.Lock()
+
+    def take(self, **wanted: object) -> dict | None:
+        """The oldest waiting fault that has these values, counted down."""
+        with self._lock:
+            for fault in self._waiting:
+                if fault["times"] and all(fault.get(key) == value for key, value in wanted.items()):
+                    fault["times"] -= 1
+                    return fault
+        return None
+
+    def order(self, text: bytes) -> None:
+        """Take an order; ValueError says what is wrong with it."""
+        fault = json.loads(text)
+        if not isinstance(fault, dict) or not any(set(fault) | {"times"} == form | {"times"} for form in FORMS):
+            raise ValueError(f"{text.decode()} is no fault; give action and error, action and delay, boots, or dies.")
+        if "dies" in fault:
+            self._die(fault["dies"])
+            return
+        with self._lock:
+            self._waiting.append({"times": 1, **fault})
+
+    def __call__(self, environ: dict, start_response: Callable) -> Iterable[bytes]:
+        body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+        if environ["PATH_INFO"] == PATH:
+            try:
+                self.order(body)
+            except (ValueError, NodeContainerError) as error:
+                start_response("400 Bad Request", [("Content-Type", "text/plain")])
+                return [f"{error}\n".encode()]
+            start_response("204 No Content", [])
+            return []
+        environ["wsgi.input"] = BytesIO(body)
+        target = environ.get("HTTP_X_AMZ_TARGET", "")
+        action = target.rpartition(".")[2] or parse_qs(body.decode("latin-1")).get("Action", [""])[0]
+        for fault in list(self._waiting) if action else ():
+            if fault.get("action") == action and "delay" in fault and self.take(**{key: fault[key] for key in ("action", "delay")}):
+                time.sleep(fault["delay"])
+        fault = next((each for each in list(self._waiting) if each.get("action") == action and "error" in each and each["times"]), None)
+        if not action or fault is None or not self.take(action=action, error=fault["error"]):
+            return self._app(environ, start_response)
+        status = f"{STATUS.get(fault['error'], 400)} Fault"
+        said = f"{fault['error']}, as ordered."
+        if target:
+            start_response(status, [("Content-Type", "application/x-amz-json-1.1")])
+            return [json.dumps({"__type": fault["error"], "message": said}).encode()]
+        start_response(status, [("Content-Type", "text/xml")])
+        code = escape(fault["error"])
+        return [f"<Response><Errors><Error><Code>{code}</Code><Message>{escape(said)}</Message></Error></Errors></Response>".encode()]

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright: the Muster developers
+"""The containers behind a cloud's instances, and the images behind its AMIs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from ansible_collections.muster.fleet.plugins.module_utils.container_engine import Engine, Finished, find_engine
+from ansible_collections.muster.fleet.plugins.module_utils.node_container import Fleet, Node
+from ansible_collections.muster.fleet.plugins.module_utils.node_image import NodeImage
+from ansible_collections.muster.fleet.plugins.module_utils.places import cache_dir, state_dir
+
+# What cloud-init does of it: the default user with the key, and user data, once for an instance however often it boots.
+FIRST_BOOT = """\
+set -e
+id admin >/dev/null 2>&1 || useradd --create-home --shell /bin/bash admin
+echo 'admin ALL=(ALL) NOPASSWD:ALL' >/etc/sudoers.d/90-cloud-init-users
+install -d -m 700 -o admin -g admin /home/admin/.ssh
+install -m 600 -o admin -g admin /run/muster-node/key /home/admin/.ssh/authorized_keys
+"""
+USER_DATA = """\
+until systemctl is-system-running | grep -qE 'running|degraded'; do sleep 0.2; done
+systemd-run --no-block --unit=user-data /run/muster-node/user-data
+"""
+
+
+class Machines:
+    """One cloud's containers: `Fleet` with nodes that come one by one, each from its AMI's image."""
+
+    def __init__(self, name: str, env: Mapping[str, str] = os.environ, engine: Engine | None = None) -> None:
+        self.fleet = Fleet(name, engine or find_engine(), state_dir(name, env), cache_dir(env))
+        self.images: dict[str, NodeImage] = {}
+        self._killed: set[str] = set()
+
+    def start(self, instance: str, ami: str, key: str, user_data: bytes) -> str:
+        """A machine with the key for its user admin; its address. Its sshd answers when this returns."""
+        files = {"key": key.encode(), "user-data": user_data}
+        address = self.fleet.add(Node(instance, memory_mib=1536, cpus=float(min(2, os.cpu_count() or 1))), self.images[ami], files)
+        self._must(instance, ["sh", "-c", FIRST_BOOT])
+        self.fleet.wait_for_ssh({instance: address}, 120, fresh=[instance])
+        if user_data.startswith(b"#!"):
+            self._must(instance, ["sh", "-c", USER_DATA])
+        return address
+
+    def _must(self, instance: str, argv: list[str]) -> None:
+        done = self.fleet.run_in(instance, argv)
+        if done.code != 0:
+            raise RuntimeError(f"Instance {instance} did not come up ({done.reason}).")
+
+    def stop(self, instance: str) -> None:
+        self.fleet.set_state("stopped", [instance])
+
+    def resume(self, instance: str) -> None:
+        self.fleet.set_state("started", [instance])
+
+    def kill(self, instance: str) -> None:
+        """Ends as by a failure of its host."""
+        self._killed.add(instance)
+        self.fleet.set_state("killed", [instance])
+
+    def was_killed(self, instance: str) -> bool:
+        return instance in self._killed
+
+    def remove(self, instance: str) -> None:
+        self.fleet.absent([instance])
+
+    def states(self) -> dict[str, str]:
+        """What the engine says of each machine: running, exited, lost."""
+        return {each.node: each.state for each in self.fleet.containers().values()}
+
+    def save(self, instance: str, ami: str) -> None:
+        """An image of the machine's file system, for an AMI."""
+        name = f"localhost/muster-cloud-{self.fleet.name}:{ami}"
+        self.fleet.commit(instance, name)
+        self.images[ami] = NodeImage(reference=name)
+
+    def forget(self, ami: str) -> None:
+        """An AMI is gone; so is its image, when no other AMI is a copy of it."""
+        image = self.images.pop(ami, None)
+        if image and image.reference and image not in self.images.values():
+            self.fleet.remove_images([image.reference])
+
+    def run(self, instance: str, script: str, timeout: float) -> Finished:
+        """What SSM's agent would run, as root."""
+        return self.fleet.run_in(instance, ["bash", "-c", script], timeout=timeout)
+
+    def journal(self, instance: str) -> str:
+        return self.fleet.run_in(instance, ["journalctl", "--boot", "--no-pager", "--lines=400"]).stdout
+
+    def clean(self) -> None:
+        """Remove all that a cloud of this name ever made here, but for the image that instances start from."""
+        self.fleet.absent(remove_state=True)
+        self.fleet.remove_images()

@@ -1,0 +1,348 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright: the Muster developers
+"""The local cloud's API over machines that only write down what is asked of them; real ones are in tests/integration."""
+
+from __future__ import annotations
+
+import base64
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+
+import boto3
+import pytest
+from botocore.config import Config
+from botocore.exceptions import ClientError
+
+from ansible_collections.muster.fleet.plugins.module_utils.catalogue import ec2_interfaces, names
+from ansible_collections.muster.fleet.plugins.module_utils.container_engine import Finished, NodeContainerError
+from localcloud.cloud import AMIS, Cloud
+
+AMI = next(iter(AMIS))
+
+
+class Machines:
+    """Stands for containers: states by instance, and a list of what was done."""
+
+    def __init__(self) -> None:
+        self.images: dict = {}
+        self.now: dict[str, str] = {}
+        self.done: list[tuple] = []
+        self.room = 40
+        self.killed: set[str] = set()
+
+    def start(self, instance: str, ami: str, key: str, user_data: bytes) -> str:
+        if len(self.now) >= self.room:
+            raise NodeContainerError("Fleet x needs 1536 MiB of memory, 7 MiB are free: ask for fewer nodes.")
+        self.now[instance] = "running"
+        self.done.append(("start", self.images[ami], key, user_data))
+        return f"10.213.7.{len(self.now) + 1}"
+
+    def stop(self, instance: str) -> None:
+        self.now[instance] = "exited"
+
+    def resume(self, instance: str) -> None:
+        self.now[instance] = "running"
+
+    def kill(self, instance: str) -> None:
+        self.killed.add(instance)
+        self.now[instance] = "exited"
+
+    def was_killed(self, instance: str) -> bool:
+        return instance in self.killed
+
+    def remove(self, instance: str) -> None:
+        self.now.pop(instance, None)
+
+    def states(self) -> dict[str, str]:
+        return self.now
+
+    def save(self, instance: str, ami: str) -> None:
+        self.images[ami] = f"image of {instance}"
+
+    def forget(self, ami: str) -> None:
+        del self.images[ami]
+
+    def run(self, instance: str, script: str, timeout: float) -> Finished:
+        return Finished(3, f"{instance} ran {script}", "an error")
+
+    def journal(self, instance: str) -> str:
+        return f"journal of {instance}"
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Cloud]:
+    with Cloud("unit", machines=Machines()) as cloud:
+        yield cloud
+
+
+@pytest.fixture
+def machines(served: Cloud) -> Machines:
+    """The cloud as it is after its start."""
+    request = urllib.request.Request(f"{served.env['AWS_ENDPOINT_URL']}/moto-api/reset", method="POST")
+    urllib.request.urlopen(request, timeout=10)
+    made = served._machines
+    images = {ami: made.images[ami] for ami in AMIS}
+    made.__init__()
+    made.images.update(images)
+    return made
+
+
+@pytest.fixture
+def client(served: Cloud, machines: Machines):
+    """A client of a service, which asks once."""
+
+    def make(service: str, region: str = "us-east-1"):
+        config = Config(retries={"total_max_attempts": 1})
+        keys = {"aws_access_key_id": "x", "aws_secret_access_key": "x"}
+        return boto3.client(service, region_name=region, endpoint_url=served.env["AWS_ENDPOINT_URL"], config=config, **keys)
+
+    return make
+
+
+@pytest.fixture
+def ec2(client):
+    return client("ec2")
+
+
+@pytest.fixture
+def fault(served: Cloud):
+    """Order a fault; gives the answer's status."""
+
+    def order(**fault: object) -> int:
+        request = urllib.request.Request(f"{served.env['AWS_ENDPOINT_URL']}/localcloud/faults", json.dumps(fault).encode())
+        try:
+            return urllib.request.urlopen(request, timeout=10).status
+        except urllib.error.HTTPError as error:
+            return error.code
+
+    return order
+
+
+def run(ec2, **more: object) -> list[dict]:
+    wanted = {"ImageId": AMI, "InstanceType": "c6i.large", "MinCount": 1, "MaxCount": 1, **more}
+    return ec2.run_instances(**wanted)["Instances"]
+
+
+def show(ec2, instance: str) -> dict:
+    return ec2.describe_instances(InstanceIds=[instance])["Reservations"][0]["Instances"][0]
+
+
+def code(call, *args: object, **kwargs: object) -> str:
+    with pytest.raises(ClientError) as error:
+        call(*args, **kwargs)
+    return error.value.response["Error"]["Code"]
+
+
+def test_an_instance_is_its_machine(ec2, machines: Machines) -> None:
+    key = ec2.create_key_pair(KeyName="me", KeyType="ed25519")
+    assert "PRIVATE KEY" in key["KeyMaterial"]
+    tags = [{"ResourceType": "instance", "Tags": [{"Key": "Name", "Value": "a"}]}]
+    made = run(ec2, KeyName="me", UserData="#!/bin/sh\ntrue\n", TagSpecifications=tags)[0]
+    assert made["State"]["Name"] == "pending"
+    _start, image, public, data = machines.done[0]
+    assert image.release == "trixie"
+    assert public.startswith("ssh-ed25519 ")
+    assert data == b"#!/bin/sh\ntrue\n"
+    seen = show(ec2, made["InstanceId"])
+    assert (seen["State"]["Name"], seen["PrivateIpAddress"], seen.get("PublicIpAddress")) == ("running", "10.213.7.2", None)
+    assert seen["Tags"] == [{"Key": "Name", "Value": "a"}]
+    console = ec2.get_console_output(InstanceId=made["InstanceId"])["Output"]
+    assert console == f"journal of {made['InstanceId']}"
+
+
+def test_stop_start_reboot_and_terminate_act_on_it(ec2, machines: Machines) -> None:
+    one = run(ec2)[0]["InstanceId"]
+    ec2.stop_instances(InstanceIds=[one])
+    assert (machines.now[one], show(ec2, one)["State"]["Name"]) == ("exited", "stopped")
+    ec2.start_instances(InstanceIds=[one])
+    ec2.reboot_instances(InstanceIds=[one])
+    assert (machines.now[one], show(ec2, one)["State"]["Name"]) == ("running", "running")
+    assert show(ec2, one)["PrivateIpAddress"] == "10.213.7.2"
+    ec2.terminate_instances(InstanceIds=[one])
+    ec2.terminate_instances(InstanceIds=[one])
+    assert (machines.now, show(ec2, one)["State"]["Name"]) == ({}, "terminated")
+
+
+@pytest.mark.parametrize(("behaviour", "state"), [("stop", "stopped"), ("terminate", "terminated")])
+def test_a_machine_that_switched_itself_off_is_told(ec2, machines: Machines, behaviour: str, state: str) -> None:
+    one = run(ec2, InstanceInitiatedShutdownBehavior=behaviour)[0]["InstanceId"]
+    machines.now[one] = "exited"
+    seen = show(ec2, one)
+    assert (seen["State"]["Name"], seen["StateReason"]["Code"]) == (state, "Client.InstanceInitiatedShutdown")
+
+
+def test_as_many_start_as_the_most_that_is_asked_for(ec2) -> None:
+    assert len(run(ec2, MinCount=1, MaxCount=3)) == 3
+
+
+def test_a_repeated_request_starts_nothing_again(ec2, machines: Machines) -> None:
+    first, second = run(ec2, ClientToken="once"), run(ec2, ClientToken="once")
+    assert first[0]["InstanceId"] == second[0]["InstanceId"]
+    assert len(machines.now) == 1
+
+
+def test_without_room_for_all_none_is_kept(ec2, machines: Machines) -> None:
+    machines.room = 2
+    assert code(run, ec2, MinCount=3, MaxCount=3) == "InsufficientInstanceCapacity"
+    assert machines.now == {}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "expected"),
+    [
+        ({"ImageId": "ami-00000000000000000"}, "InvalidAMIID.NotFound"),
+        ({"InstanceType": "p9.huge"}, "InvalidParameterValue"),
+        ({"KeyName": "nobody"}, "InvalidKeyPair.NotFound"),
+        ({"Placement": {"GroupName": "none"}}, "InvalidPlacementGroup.Unknown"),
+    ],
+)
+def test_what_aws_refuses_is_refused(ec2, machines: Machines, wrong: dict, expected: str) -> None:
+    assert code(run, ec2, **wrong) == expected
+    assert machines.now == {}
+
+
+def test_an_image_of_an_instance_starts_others(ec2, client, machines: Machines) -> None:
+    one = run(ec2)[0]["InstanceId"]
+    tags = [{"ResourceType": kind, "Tags": [{"Key": "stack", "Value": "s"}]} for kind in ("image", "snapshot")]
+    made = ec2.create_image(InstanceId=one, Name="baked", TagSpecifications=tags)["ImageId"]
+    seen = ec2.describe_images(ImageIds=[made])["Images"][0]
+    assert (seen["RootDeviceType"], seen["State"], seen["Tags"]) == ("ebs", "available", tags[0]["Tags"])
+    snapshot = ec2.describe_snapshots(SnapshotIds=[seen["BlockDeviceMappings"][0]["Ebs"]["SnapshotId"]])["Snapshots"][0]
+    assert snapshot["Tags"] == tags[0]["Tags"]
+    run(ec2, ImageId=made)
+    assert machines.done[-1][1] == f"image of {one}"
+    assert code(ec2.create_image, InstanceId=one, Name="baked") == "InvalidAMIName.Duplicate"
+    west = client("ec2", "us-west-2")
+    key = client("kms", "us-west-2").create_key()["KeyMetadata"]["KeyId"]
+    copy = {"SourceImageId": made, "SourceRegion": "us-east-1", "Name": "baked"}
+    assert code(west.copy_image, **copy, Encrypted=True, KmsKeyId="alias/none") == "InvalidKmsKey.InvalidKeyState"
+    copied = west.copy_image(**copy, Encrypted=True, KmsKeyId=key)["ImageId"]
+    disk = west.describe_images(ImageIds=[copied])["Images"][0]["BlockDeviceMappings"][0]["Ebs"]
+    assert (disk["Encrypted"], disk["KmsKeyId"]) == (True, key)
+    ec2.enable_image_deprecation(ImageId=made, DeprecateAt="2027-01-01T00:00:00Z")
+    assert ec2.describe_images(ImageIds=[made])["Images"][0]["DeprecationTime"].startswith("2027-01-01")
+    ec2.deregister_image(ImageId=made)
+    assert made not in machines.images
+    assert copied in machines.images
+
+
+def test_every_type_of_the_catalogue_answers(ec2) -> None:
+    wanted = names()
+    found = {each["InstanceType"]: each for each in ec2.describe_instance_types(InstanceTypes=wanted)["InstanceTypes"]}
+    assert set(found) == set(wanted)
+    superchip = found["p6e-gb200.36xlarge"]
+    assert superchip["GpuInfo"]["Gpus"][0]["Count"] == 4
+    assert superchip["ProcessorInfo"]["SupportedArchitectures"] == ["arm64"]
+    assert superchip["NetworkInfo"]["EfaInfo"]["MaximumEfaInterfaces"] == 17 or superchip["NetworkInfo"]["EfaSupported"]
+
+
+@pytest.mark.parametrize("by_template", [False, True])
+def test_interfaces_keep_their_cards_and_kinds(ec2, by_template: bool) -> None:
+    subnet = ec2.describe_subnets()["Subnets"][0]["SubnetId"]
+    wanted = ec2_interfaces("p5.48xlarge", subnet, [ec2.describe_security_groups()["SecurityGroups"][0]["GroupId"]])
+    ec2.create_placement_group(GroupName="near", Strategy="cluster")
+    data = {"NetworkInterfaces": wanted, "Placement": {"GroupName": "near"}, "MetadataOptions": {"HttpTokens": "required"}}
+    if by_template:
+        data = {**data, "ImageId": AMI, "InstanceType": "p5.48xlarge"}
+        name = ec2.create_launch_template(LaunchTemplateName="t", LaunchTemplateData=data)["LaunchTemplate"]["LaunchTemplateName"]
+        made = ec2.run_instances(MinCount=1, MaxCount=1, LaunchTemplate={"LaunchTemplateName": name})["Instances"][0]
+    else:
+        made = run(ec2, InstanceType="p5.48xlarge", **data)[0]
+    seen = show(ec2, made["InstanceId"])
+    have = {
+        (each["Attachment"]["NetworkCardIndex"], each["Attachment"]["DeviceIndex"], each["InterfaceType"])
+        for each in seen["NetworkInterfaces"]
+    }
+    assert have == {(each["NetworkCardIndex"], each["DeviceIndex"], each["InterfaceType"]) for each in wanted}
+    assert len(seen["NetworkInterfaces"]) == len(wanted) > 30
+    assert (seen["Placement"]["GroupName"], seen["MetadataOptions"]["HttpTokens"]) == ("near", "required")
+    assert code(ec2.delete_placement_group, GroupName="near") == "InvalidPlacementGroup.InUse"
+    ec2.terminate_instances(InstanceIds=[made["InstanceId"]])
+    ec2.delete_placement_group(GroupName="near")
+    assert ec2.describe_placement_groups()["PlacementGroups"] == []
+
+
+def test_a_capacity_reservation_is_used_up_and_given_back(ec2) -> None:
+    wanted = {"InstanceType": "p5.48xlarge", "InstancePlatform": "Linux/UNIX", "AvailabilityZone": "us-east-1a", "InstanceCount": 2}
+    made = ec2.create_capacity_reservation(**wanted)["CapacityReservation"]
+    target = {"CapacityReservationTarget": {"CapacityReservationId": made["CapacityReservationId"]}}
+    started = run(ec2, MinCount=2, MaxCount=2, CapacityReservationSpecification=target)
+
+    def free() -> int:
+        return ec2.describe_capacity_reservations()["CapacityReservations"][0]["AvailableInstanceCount"]
+
+    assert (made["AvailableInstanceCount"], free()) == (2, 0)
+    assert show(ec2, started[0]["InstanceId"])["CapacityReservationId"] == made["CapacityReservationId"]
+    assert code(run, ec2, CapacityReservationSpecification=target) == "ReservationCapacityExceeded"
+    ec2.terminate_instances(InstanceIds=[started[0]["InstanceId"]])
+    assert free() == 1
+
+
+def test_topology_has_three_layers_and_pages(ec2) -> None:
+    run(ec2, MinCount=5, MaxCount=5)
+    page = ec2.describe_instance_topology(MaxResults=4)
+    rest = ec2.describe_instance_topology(MaxResults=4, NextToken=page["NextToken"])
+    nodes = [each["NetworkNodes"] for each in page["Instances"] + rest["Instances"]]
+    assert [len(each) for each in nodes] == [3] * 5
+    assert len({each[0] for each in nodes}) == 1
+    assert len({each[2] for each in nodes}) == 2
+
+
+def test_ordered_errors_come_as_often_as_ordered(ec2, client, fault) -> None:
+    assert fault(action="DescribeInstances", error="RequestLimitExceeded", times=2) == 204
+    assert [code(ec2.describe_instances) for _ in range(2)] == ["RequestLimitExceeded"] * 2
+    assert ec2.describe_instances()["Reservations"] == []
+    fault(action="RunInstances", error="InsufficientInstanceCapacity")
+    assert code(run, ec2) == "InsufficientInstanceCapacity"
+    fault(action="GetParameter", error="ThrottlingException")
+    assert code(client("ssm").get_parameter, Name="x") == "ThrottlingException"
+
+
+def test_a_slow_api_answers_later(ec2, fault, monkeypatch) -> None:
+    slept = []
+    monkeypatch.setattr("localcloud.faults.time.sleep", slept.append)
+    fault(action="DescribeInstances", delay=2.5)
+    ec2.describe_instances()
+    ec2.describe_instances()
+    assert slept == [2.5]
+
+
+def test_an_instance_may_never_boot(ec2, machines: Machines, fault) -> None:
+    fault(boots=False)
+    one = run(ec2)[0]["InstanceId"]
+    assert (machines.now, show(ec2, one)["State"]["Name"]) == ({}, "running")
+    status = ec2.describe_instance_status(InstanceIds=[one])["InstanceStatuses"][0]
+    assert status["InstanceStatus"]["Status"] == "impaired"
+    ec2.terminate_instances(InstanceIds=[one])
+    run(ec2)
+    assert len(machines.now) == 1
+
+
+def test_an_instance_may_die(ec2, fault) -> None:
+    one = run(ec2)[0]["InstanceId"]
+    fault(dies=one)
+    seen = show(ec2, one)
+    assert (seen["State"]["Name"], seen["StateReason"]["Code"]) == ("terminated", "Server.InternalError")
+
+
+def test_a_fault_that_is_none_is_refused(fault) -> None:
+    assert fault(action="RunInstances", eror="x") == 400
+
+
+def test_run_command_runs_on_the_named_instances_alone(ec2, client) -> None:
+    one, _two = (each["InstanceId"] for each in run(ec2, MinCount=2, MaxCount=2))
+    ssm = client("ssm")
+    listed = ssm.describe_instance_information()["InstanceInformationList"]
+    assert len(listed) == 2
+    sent = ssm.send_command(InstanceIds=[one], DocumentName="AWS-RunShellScript", Parameters={"commands": ["uptime", "id"]})["Command"]
+    assert sent["InstanceIds"] == [one]
+    done = ssm.get_command_invocation(CommandId=sent["CommandId"], InstanceId=one)
+    assert (done["Status"], done["ResponseCode"]) == ("Failed", 3)
+    assert (done["StandardOutputContent"], done["StandardErrorContent"]) == (f"{one} ran uptime\nid", "an error")
+
+
+def test_user_data_survives_its_encoding(ec2, machines: Machines) -> None:
+    run(ec2, UserData=base64.b64decode("IyEvYmluL3NoCmVjaG8gJ8OkJwo=").decode())
+    assert machines.done[-1][3] == "#!/bin/sh\necho 'ä'\n".encode()
