@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright: the Muster developers
+"""What an image must not carry is gone, what it must is there, and what it has is listed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ansible_collections.muster.fleet.plugins.module_utils import image_seal as logic
+from ansible_collections.muster.fleet.plugins.modules import image_seal as module
+
+MANIFEST = {
+    "schema": "muster.manifest/1",
+    "stack": {"name": "debian-13", "sha256": "ab" * 32},
+    "components": {"slurm": {"version": "24.11.5", "inputs_sha256": "cd" * 32, "artefacts": [], "packages": {}}},
+    "packages": {"libstdc++6": "14.2.0-19", "slurmd": "1:24.11.5-4+deb13u1"},
+}
+SECRETS = (
+    "etc/ssh/ssh_host_ed25519_key",
+    "etc/munge/munge.key",
+    "root/.ssh/authorized_keys",
+    "home/admin/.ssh/authorized_keys",
+    "home/admin/.bash_history",
+    "root/.aws/credentials",
+    "var/lib/cloud/instance/user-data.txt",
+    "var/log/journal/abc/system.journal",
+    "var/log/apt/history.log.1.gz",
+)
+EMPTIED = ("etc/machine-id", "var/log/wtmp", "var/log/apt/history.log")
+KEPT = ("etc/ssh/sshd_config", "etc/slurm/slurm.conf", "home/admin/.ssh/config", "home/admin/.bashrc")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A file system as a build leaves it."""
+    for each in (*SECRETS, *EMPTIED, *KEPT):
+        (tmp_path / each).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / each).write_text("s3cret")
+    (tmp_path / "etc/muster").mkdir()
+    (tmp_path / "etc/muster/manifest.json").write_text(json.dumps(MANIFEST))
+    return tmp_path
+
+
+@pytest.fixture
+def seal(call, root: Path):
+    return lambda **more: call(module, system="Debian", version="13", root=str(root), **more)
+
+
+def test_nothing_of_the_builder_is_left(seal, root: Path) -> None:
+    result = seal()
+    assert result["changed"]
+    assert [each for each in SECRETS if (root / each).exists()] == []
+    assert [(root / each).read_text() for each in EMPTIED] == [""] * len(EMPTIED)
+    assert [(root / each).read_text() for each in KEPT] == ["s3cret"] * len(KEPT)
+    assert "s3cret" not in json.dumps(result)
+    assert str(root / "etc/munge/munge.key") in result["diff"]["before"]
+
+
+def test_a_second_time_changes_nothing(seal) -> None:
+    seal()
+    again = seal()
+    assert (again["changed"], again["removed"], again["emptied"]) == (False, [], [])
+
+
+def test_a_dry_run_names_it_and_takes_nothing(seal, root: Path) -> None:
+    assert seal(check_mode=True)["removed"] == seal(check_mode=True)["removed"] != []
+    assert all((root / each).read_text() == "s3cret" for each in SECRETS)
+    assert not (root / "etc/muster/sbom.cdx.json").exists()
+
+
+def test_what_stays_is_named(seal, root: Path, monkeypatch) -> None:
+    monkeypatch.setattr(logic, "_try", lambda *_: None)
+    result = seal()
+    assert result["failed"]
+    assert f"{root}/etc/ssh/ssh_host_ed25519_key cannot be taken out of the image" in result["msg"]
+
+
+def test_without_a_component_it_is_no_image(seal, root: Path) -> None:
+    (root / "etc/muster/manifest.json").unlink()
+    assert "names no component" in seal()["msg"]
+    assert (root / SECRETS[0]).exists()
+
+
+def test_the_list_names_components_and_packages(seal, root: Path) -> None:
+    seal()
+    found = json.loads((root / "etc/muster/sbom.cdx.json").read_text())
+    assert (found["bomFormat"], found["specVersion"], found["serialNumber"][:9]) == ("CycloneDX", "1.6", "urn:uuid:")
+    by_name = {each["name"]: each for each in found["components"]}
+    assert by_name["slurm"]["version"] == "24.11.5"
+    assert by_name["libstdc++6"]["purl"].startswith("pkg:deb/debian/libstdc%2B%2B6@14.2.0-19?arch=")
+    assert by_name["slurmd"]["purl"].endswith("&distro=debian-13")
+    assert "@1%3A24.11.5-4%2Bdeb13u1?" in by_name["slurmd"]["purl"]
+    assert {"name": "muster:stack_name", "value": "debian-13"} in found["metadata"]["properties"]
