@@ -52,7 +52,7 @@ mirror: setup ## a folder with every file of a stack, for machines without inter
 	$(BIN)/python tools/mirror.py $(or $(STACK),aws-2026.11) $(if $(TO),'$(TO)')
 
 packer: setup ## Packer and its plugins: what is here, the vendor's release, or built from source (some minutes, once)
-	$(BIN)/python tools/packer.py
+	$(BIN)/python tools/get_packer.py
 
 lock: ## uv.lock and the hashed requirements from pyproject.toml (needs uv)
 	uv lock --quiet

@@ -17,7 +17,7 @@ author:
   - The Muster developers (@muster-fleet)
 options:
   system:
-    description: The distribution, as F(/etc/os-release) names it.
+    description: The distribution, as V(/etc/os-release) names it.
     type: str
     required: true
   version:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""tools/packer.py: which Packer is taken, and what a release or a module must show before it is."""
+"""tools/get_packer.py: which Packer is taken, and what a release or a module must show before it is."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import io
 import zipfile
 from pathlib import Path
 
-import packer
+import get_packer
 import pytest
 
 from ansible_collections.muster.fleet.plugins.plugin_utils.downloads import DownloadError
@@ -31,9 +31,9 @@ def test_the_first_packer_on_path_that_is_new_enough_is_taken(tmp_path: Path) ->
     link = script(tmp_path / "venv/packer", "echo 'Packer v1.15.4'")
     new = script(tmp_path / "new/packer", "echo 'Packer v1.14.0'; echo 'Your version of Packer is out of date!'")
     path = ":".join(str(tmp_path / each) for each in ("cracklib", "", "old", "venv", "new"))
-    assert packer.on_path(path, link) == str(new)
+    assert get_packer.on_path(path, link) == str(new)
     new.unlink()
-    assert packer.on_path(path, link) == ""
+    assert get_packer.on_path(path, link) == ""
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def release(server, signed, tmp_path: Path):
     with zipfile.ZipFile(buffer, "w") as content:
         content.writestr("LICENSE.txt", "a licence")
         content.writestr(f"{NAME}_v{VERSION}_x5.0", "a program")
-    archive = "{}_{}_{}_{}.zip".format(NAME, VERSION, *packer.target())
+    archive = "{}_{}_{}_{}.zip".format(NAME, VERSION, *get_packer.target())
     sums = f"{hashlib.sha256(buffer.getvalue()).hexdigest()}  {archive}\n".encode()
     server.files |= {
         f"{BASE}_SHA256SUMS": sums,
@@ -52,7 +52,7 @@ def release(server, signed, tmp_path: Path):
         "/key": signed["key"],
     }
     address = f"http://127.0.0.1:{server.server_address[1]}"
-    return lambda: packer.from_release(NAME, VERSION, tmp_path, packer.Vendor(address, f"{address}/key", signed["fingerprint"]))
+    return lambda: get_packer.from_release(NAME, VERSION, tmp_path, get_packer.Vendor(address, f"{address}/key", signed["fingerprint"]))
 
 
 def test_a_signed_release_is_taken(release, tmp_path: Path) -> None:
@@ -84,9 +84,9 @@ def test_without_a_release_it_is_built_as_its_own_main_module(server, tmp_path: 
         build) pwd >{tmp_path}/where; while [ "$1" != -o ]; do echo "$1"; shift; done >{tmp_path}/flags; echo built >"$2" ;;
         esac""",
     )
-    monkeypatch.setattr(packer, "find_go", lambda: str(go))
+    monkeypatch.setattr(get_packer, "find_go", lambda: str(go))
     address = f"http://127.0.0.1:{server.server_address[1]}"
-    made = packer.obtain(NAME, VERSION, tmp_path, packer.Vendor(address, f"{address}/key"))
+    made = get_packer.obtain(NAME, VERSION, tmp_path, get_packer.Vendor(address, f"{address}/key"))
     assert made.read_text() == "built\n"
     assert (tmp_path / "asked").read_text().strip() == f"github.com/hashicorp/{NAME}@v{VERSION}"
     assert (tmp_path / "where").read_text().strip() == str(module)
@@ -94,14 +94,14 @@ def test_without_a_release_it_is_built_as_its_own_main_module(server, tmp_path: 
 
 
 def test_what_is_in_the_cache_is_asked_of_nobody(server, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(packer, "find_go", lambda: "")
+    monkeypatch.setattr(get_packer, "find_go", lambda: "")
     (tmp_path / f"{NAME}-{VERSION}").write_text("made before")
-    packer.obtain(NAME, VERSION, tmp_path, packer.Vendor(f"http://127.0.0.1:{server.server_address[1]}"))
+    get_packer.obtain(NAME, VERSION, tmp_path, get_packer.Vendor(f"http://127.0.0.1:{server.server_address[1]}"))
     assert not server.asked
 
 
 def test_with_neither_one_sentence_says_what_to_install(server, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(packer, "find_go", lambda: "")
-    with pytest.raises(packer.PackerError, match="install packer or Go") as error:
-        packer.obtain(NAME, VERSION, tmp_path, packer.Vendor(f"http://127.0.0.1:{server.server_address[1]}"))
+    monkeypatch.setattr(get_packer, "find_go", lambda: "")
+    with pytest.raises(get_packer.PackerError, match="install packer or Go") as error:
+        get_packer.obtain(NAME, VERSION, tmp_path, get_packer.Vendor(f"http://127.0.0.1:{server.server_address[1]}"))
     assert "404" in str(error.value)
