@@ -30,6 +30,8 @@ from ansible_collections.muster.fleet.plugins.module_utils.container_engine impo
 
 # The machines and faults of this process's cloud.
 THE: dict[str, Any] = {}
+# podman says stopped before it has cleaned up and exited after it.
+ENDED = ("exited", "stopped")
 HOST_FAILED = ("Server.InternalError", "Server.InternalError: the host of the instance failed")
 
 
@@ -297,9 +299,9 @@ def after_a_look(former: Callable, response: EC2Response) -> ActionResult:
     states = THE["machines"].states() if running else {}
     for instance in running:
         state = states.get(instance.id, "lost")
-        if state in ("running", "paused"):
+        if state not in (*ENDED, "lost"):
             continue
-        if state == "exited" and not THE["machines"].was_killed(instance.id):
+        if state in ENDED and not THE["machines"].was_killed(instance.id):
             by_itself = StateReason("Client.InstanceInitiatedShutdown: Instance initiated shutdown", "Client.InstanceInitiatedShutdown")
             if instance.instance_initiated_shutdown_behavior == "terminate":
                 instance.terminate()

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping
 
 from ansible_collections.muster.fleet.plugins.module_utils.container_engine import Engine, Finished, find_engine
@@ -12,6 +13,7 @@ from ansible_collections.muster.fleet.plugins.module_utils.node_container import
 from ansible_collections.muster.fleet.plugins.module_utils.node_image import NodeImage
 from ansible_collections.muster.fleet.plugins.module_utils.places import cache_dir, state_dir
 
+LOST_SECONDS = 10
 # What cloud-init does of it: the default user with the key, and user data, once for an instance however often it boots.
 FIRST_BOOT = """\
 set -e
@@ -67,8 +69,13 @@ class Machines:
         self.fleet.absent([instance])
 
     def states(self) -> dict[str, str]:
-        """What the engine says of each machine: running, exited, lost."""
-        return {each.node: each.state for each in self.fleet.containers().values()}
+        """What the engine says of each machine. One is lost only when it stays so: an end is known a moment after the last process."""
+        deadline = time.monotonic() + LOST_SECONDS
+        while True:
+            states = {each.node: each.state for each in self.fleet.containers().values()}
+            if "lost" not in states.values() or time.monotonic() > deadline:
+                return states
+            time.sleep(0.2)
 
     def save(self, instance: str, ami: str) -> None:
         """An image of the machine's file system, for an AMI."""

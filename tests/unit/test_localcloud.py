@@ -9,6 +9,7 @@ import json
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import boto3
 import pytest
@@ -17,6 +18,7 @@ from botocore.exceptions import ClientError
 
 from ansible_collections.muster.fleet.plugins.module_utils.catalogue import ec2_interfaces, names
 from ansible_collections.muster.fleet.plugins.module_utils.container_engine import Finished, NodeContainerError
+from localcloud import machines as machines_of_containers
 from localcloud.cloud import AMIS, Cloud
 
 AMI = next(iter(AMIS))
@@ -165,12 +167,25 @@ def test_stop_start_reboot_and_terminate_act_on_it(ec2, machines: Machines) -> N
     assert (machines.now, show(ec2, one)["State"]["Name"]) == ({}, "terminated")
 
 
-@pytest.mark.parametrize(("behaviour", "state"), [("stop", "stopped"), ("terminate", "terminated")])
-def test_a_machine_that_switched_itself_off_is_told(ec2, machines: Machines, behaviour: str, state: str) -> None:
+@pytest.mark.parametrize(
+    ("behaviour", "ended", "state"), [("stop", "exited", "stopped"), ("stop", "stopped", "stopped"), ("terminate", "exited", "terminated")]
+)
+def test_a_machine_that_switched_itself_off_is_told(ec2, machines: Machines, behaviour: str, ended: str, state: str) -> None:
     one = run(ec2, InstanceInitiatedShutdownBehavior=behaviour)[0]["InstanceId"]
-    machines.now[one] = "exited"
+    machines.now[one] = "stopping"
+    assert show(ec2, one)["State"]["Name"] == "running"
+    machines.now[one] = ended
     seen = show(ec2, one)
     assert (seen["State"]["Name"], seen["StateReason"]["Code"]) == (state, "Client.InstanceInitiatedShutdown")
+
+
+def test_a_machine_is_lost_when_it_stays_so(monkeypatch) -> None:
+    looks = ["lost", "lost", "exited"]
+    real = machines_of_containers.Machines.__new__(machines_of_containers.Machines)
+    real.fleet = SimpleNamespace(containers=lambda: {"i-1": SimpleNamespace(node="i-1", state=looks.pop(0) if looks else "lost")})
+    assert real.states() == {"i-1": "exited"}
+    monkeypatch.setattr(machines_of_containers, "LOST_SECONDS", 0)
+    assert real.states() == {"i-1": "lost"}
 
 
 def test_as_many_start_as_the_most_that_is_asked_for(ec2) -> None:
