@@ -18,12 +18,15 @@ from typing import Any
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.optim import Optimizer
 
 from trainer.config import UsageError
 
 SCHEMA = "muster.checkpoint/1"
+
+# The optimizer's state by parameter name: the stages of a pipeline, and layouts that group parameters otherwise, meet in one checkpoint.
+BY_NAME = StateDictOptions(flatten_optimizer_state_dict=True)
 
 
 def manifest_of(folder: Path) -> dict[str, Any] | None:
@@ -58,7 +61,7 @@ def save(folder: Path, step: int, model: nn.Module, optimizer: Optimizer, *, fac
         for left in folder.glob("step-*.tmp"):
             shutil.rmtree(left)
     dist.barrier()
-    model_state, optimizer_state = get_state_dict(model, optimizer)
+    model_state, optimizer_state = get_state_dict(model, optimizer, options=BY_NAME)
     dcp.save({"model": model_state, "optimizer": optimizer_state}, checkpoint_id=temporary)
     dist.barrier()
     if dist.get_rank() == 0:
@@ -86,7 +89,7 @@ def load(folder: Path, model: nn.Module, optimizer: Optimizer, identity: dict[st
                 f"{folder} was trained with {key} {manifest['identity'].get(key)}, this run has {value}: choose another --checkpoint_dir"
             )
     # The target has to exist before: DCP fills the tensors that it is handed and adds none.
-    model_state, optimizer_state = get_state_dict(model, optimizer)
+    model_state, optimizer_state = get_state_dict(model, optimizer, options=BY_NAME)
     dcp.load({"model": model_state, "optimizer": optimizer_state}, checkpoint_id=folder)
-    set_state_dict(model, optimizer, model_state_dict=model_state, optim_state_dict=optimizer_state)
+    set_state_dict(model, optimizer, model_state_dict=model_state, optim_state_dict=optimizer_state, options=BY_NAME)
     return manifest

@@ -89,19 +89,30 @@ def flag(default: Any, kind: Callable[[str], Any], text: str, choices: Sequence[
     return field(default=default, metadata={"type": kind, "help": text, "choices": choices})
 
 
+LAYOUTS = ("full", "hybrid", "ddp")
+RECOMPUTE = ("none", "selective", "full")
+PRECISIONS = ("fp64", "fp32", "fp16", "bf16", "float8")
+
+
+def recompute(text: str) -> str:
+    """A word of RECOMPUTE, or 0 or 1 as in the AWS reference trainer."""
+    return {"0": "none", "1": "full"}.get(text, text)
+
+
 @dataclass(frozen=True)
 class TrainConfig:
     """One training run, as typed. Shapes left at None come from --model."""
 
     model: str = flag("reference", str, "preset that fills the shape flags that are not given", sorted(PRESETS))
-    model_type: str = flag("llama_v3", str, "decides the rotary base", sorted(ROPE_THETA))
+    model_type: str | None = flag(None, str, "another rotary base than the model's (llama_v3 for reference and tiny)", sorted(ROPE_THETA))
+    init_from: str | None = flag(None, str, "start from the weights of a Hugging Face model: its name or a folder; it decides the shape")
     hidden_width: int | None = flag(None, POSITIVE, "width of the residual stream")
     num_layers: int | None = flag(None, POSITIVE, "decoder blocks")
     num_heads: int | None = flag(None, POSITIVE, "attention heads")
     num_key_value_heads: int | None = flag(None, POSITIVE, "key and value heads (grouped-query attention)")
     intermediate_size: int | None = flag(None, POSITIVE, "width inside the feed-forward layer")
     vocab_size: int | None = flag(None, POSITIVE, "entries of the embedding; at least the data's")
-    max_context_width: int | None = flag(None, POSITIVE, "tokens in a sample")
+    max_context_width: int | None = flag(None, POSITIVE, "tokens in a sample; at most what the model is made for")
     initializer_range: float = flag(0.02, AMOUNT, "standard deviation of the initial weights")
     dataset_path: str | None = flag(None, str, "folder that prepare-data wrote")
     train_batch_size: int = flag(2, POSITIVE, "samples per rank and step")
@@ -116,7 +127,18 @@ class TrainConfig:
     weight_decay: float = flag(0.2, AMOUNT, "AdamW's, on matrices only")
     beta1: float = flag(0.9, FRACTION, "AdamW's")
     beta2: float = flag(0.95, FRACTION, "AdamW's")
-    bf16: int | None = flag(None, number(int, 0, 1), "1 computes in bfloat16 (1 on nccl, 0 on gloo if not given)")
+    sharding_strategy: str = flag("full", str, "weights divided over all ranks, or over groups of them, or whole on each", LAYOUTS)
+    hybrid_shard_degree: int | None = flag(None, POSITIVE, "ranks that one copy of the weights lies on with hybrid (a host's if not given)")
+    tensor_parallel_degree: int = flag(1, POSITIVE, "ranks that divide each layer; the tokens between layers too")
+    pipeline_parallel_degree: int = flag(1, POSITIVE, "stages that the blocks are divided into")
+    pipeline_schedule: str = flag("1f1b", str, "order of a pipeline's work; interleaved gives each stage two parts", ("1f1b", "interleaved"))
+    context_parallel_degree: int = flag(1, POSITIVE, "ranks that divide each sample's tokens")
+    expert_parallel_degree: int = flag(1, POSITIVE, "ranks that divide the experts of a mixture")
+    gradient_accumulation_steps: int = flag(1, POSITIVE, "batches of --train_batch_size in a step; the micro-batches of a pipeline")
+    activation_checkpointing: str = flag("none", recompute, "what the backward pass computes again instead of keeping it", RECOMPUTE)
+    compile: int = flag(0, number(int, 0, 1), "1 compiles each block")
+    precision: str | None = flag(None, str, "what is computed in (bf16 on GPUs that have it, else fp16 or fp32; fp32 on CPUs)", PRECISIONS)
+    bf16: int | None = flag(None, number(int, 0, 1), "1 is --precision bf16, 0 is fp32")
     logging_freq: int = flag(1, POSITIVE, "steps between two log lines")
     jsonl: str | None = flag(None, str, "file of the log as JSON lines (CHECKPOINT_DIR/train.jsonl if not given)")
     checkpoint_dir: str | None = flag(None, str, "folder of the checkpoints; the newest complete one is resumed from")
@@ -141,6 +163,8 @@ def read_train(argv: Sequence[str]) -> TrainConfig:
     config = TrainConfig(**vars(train_parser().parse(argv)))
     if config.dataset_path is None:
         raise UsageError("--dataset_path is missing: name a folder that `python -m trainer prepare-data` wrote")
+    if config.bf16 is not None and config.precision is not None:
+        raise UsageError("--bf16 and --precision say the same: give one of them")
     if config.min_lr > config.lr:
         raise UsageError(f"--min_lr {config.min_lr:g} is above --lr {config.lr:g}: lower it")
     return config

@@ -14,11 +14,10 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from trainer import checkpoint, optim
+from trainer import checkpoint, hf, optim
 from trainer.config import TrainConfig, TrainerError, UsageError
 from trainer.data import Tokens
 from trainer.launch import EXIT_STOPPED, Ranks, StopFlag, join, read_ranks
-from trainer.llama import summed_loss
 from trainer.metrics import JsonLines, batch_line, logger
 from trainer.models import Shape, shape_of
 from trainer.parallel import build
@@ -26,9 +25,11 @@ from trainer.parallel import build
 
 def read_shape(config: TrainConfig) -> Shape:
     """The model's shape; raises UsageError."""
-    names = {entry.name for entry in fields(Shape)} - {"rope_theta"}
+    given = {entry.name: getattr(config, entry.name, None) for entry in fields(Shape)}
     try:
-        return shape_of(config.model, config.model_type, {name: getattr(config, name) for name in names})
+        if config.init_from:
+            return hf.shape_from(hf.folder_of(config.init_from), given)
+        return shape_of(config.model, config.model_type, given)
     except ValueError as error:
         raise UsageError(str(error)) from None
 
@@ -42,8 +43,8 @@ def run(config: TrainConfig, ranks: Ranks | None = None) -> int:
         raise UsageError(f"--vocab_size {shape.vocab_size} is below the {data.index['vocab_size']} of {config.dataset_path}: raise it")
     stop = StopFlag()
     device, backend = join(ranks, config.backend, config.timeout_s)
-    bf16 = device.type == "cuda" if config.bf16 is None else bool(config.bf16)
-    model = build(shape, device, bf16, config.seed, config.initializer_range)
+    engine = build(shape, config, device, hf.source(hf.folder_of(config.init_from), shape) if config.init_from else None)
+    model = engine.model
     optimizer = optim.adamw(model, config)
 
     log = logger()
@@ -62,8 +63,10 @@ def run(config: TrainConfig, ranks: Ranks | None = None) -> int:
         step, samples = manifest["step"], manifest["samples"]
     log.info(
         f"{f'Resumed from step {step} ({found})' if found else 'Started at step 0'}: {shape.parameters()} parameters, "
-        f"{ranks.world_size} ranks by {ranks.launcher}, {backend}, restart {ranks.restart}"
+        f"{ranks.world_size} ranks by {ranks.launcher}, {backend}, {engine.layout}, {engine.precision}, restart {ranks.restart}"
     )
+    if engine.remark:
+        log.info(engine.remark)
     if step >= config.max_steps:
         log.info(f"All {config.max_steps} steps were trained before: nothing to do")
         return 0
@@ -78,20 +81,19 @@ def run(config: TrainConfig, ranks: Ranks | None = None) -> int:
         log.info(f"Checkpoint {path} written in {seconds:.2f} s")
         lines.write(event="checkpoint", step=step, path=str(path), seconds=round(seconds, 3))
 
-    batch = config.train_batch_size * ranks.world_size
-    tokens = batch * shape.max_context_width
+    batch = engine.samples * engine.data_ranks
     logged, since = step, time.perf_counter()
     while step < config.max_steps:
-        mine = samples + ranks.rank * config.train_batch_size
-        loss = summed_loss(model, data.batch(config.seed, mine, config.train_batch_size).to(device)) / tokens
-        loss.backward()
-        norm = optim.clip(model.parameters(), config.grad_clip)
+        mine = samples + engine.data_rank * engine.samples
+        loss = engine.forward_backward(data.batch(config.seed, mine, engine.samples).to(device))
+        norm = engine.clip(config.grad_clip)
         # One reduction a step tells every rank the loss of all tokens and whether any of them was asked to stop.
         status = torch.stack([loss.detach(), loss.new_tensor(float(bool(stop.signal)))])
         dist.all_reduce(status)
         value, stopping = status.tolist()
         grad_norm = norm.item()
-        if not math.isfinite(value) or not math.isfinite(grad_norm):
+        usable = engine.keeps(grad_norm)
+        if not math.isfinite(value) or (usable and not math.isfinite(grad_norm)):
             raise TrainerError(
                 f"the loss of step {step + 1} is {value} and its gradient norm {grad_norm}: lower --lr or look at the data; "
                 f"the checkpoints before it are untouched"
@@ -99,7 +101,8 @@ def run(config: TrainConfig, ranks: Ranks | None = None) -> int:
         rate = optim.learning_rate(config, step + 1)
         for group in optimizer.param_groups:
             group["lr"] = rate
-        optimizer.step()
+        if usable:
+            optimizer.step()
         optimizer.zero_grad()
         step += 1
         samples += batch

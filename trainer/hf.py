@@ -1,0 +1,264 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright: the Muster developers
+"""Hugging Face checkpoints: config.json and safetensors, in and out, without transformers.
+
+Our parameters have their names, so a tensor is read or written as it is; only Mixtral's experts lie there one by one and are stacked here.
+A file is mapped and never read whole: each rank touches the pages of its own part.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainer.config import TrainerError, UsageError
+from trainer.models import ROPE_THETA, Shape
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+EXPERT = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
+ARCHITECTURES = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "mixtral": "MixtralForCausalLM"}
+
+
+def folder_of(name: str) -> Path:
+    """The folder of a checkpoint: `name` itself, or the copy of the hub's model of that name, fetched if need be. Raises TrainerError."""
+    folder = Path(name)
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise UsageError(f"{folder} has no config.json: --init_from wants a Hugging Face checkpoint, ours go on by --checkpoint_dir")
+        return folder
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", name) or name.startswith("."):
+        raise UsageError(f"--init_from {name} is neither a folder nor a model's name such as meta-llama/Llama-3.2-1B")
+    try:
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
+    except ImportError:
+        raise UsageError(f"--init_from {name} is fetched by huggingface_hub, which is not installed: pip install huggingface_hub") from None
+    token = "HF_TOKEN" if os.environ.get("HF_TOKEN") else None
+    try:
+        return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "tokenizer*"]))
+    except (GatedRepoError, RepositoryNotFoundError) as error:
+        code = error.response.status_code
+        what = "HF_TOKEN has no access to it" if token else "set HF_TOKEN to a token that has access to it"
+        raise UsageError(f"the hub does not give {name} ({code}): {what}, or correct the name") from None
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        code = getattr(getattr(error, "response", None), "status_code", None)
+        if code in (401, 403):
+            what = "HF_TOKEN is not accepted or has no access to it" if token else "set HF_TOKEN to a token that has access to it"
+            raise UsageError(f"the hub does not give {name} ({code}): {what}") from None
+        reason = str(error).splitlines()[0][:200]
+        raise TrainerError(f"{name} could not be fetched from the hub ({reason}): try again or name a folder") from None
+
+
+def shape_from(folder: Path, given: dict[str, Any]) -> Shape:
+    """The shape that config.json says, with a sample of --max_context_width (at most 4096 tokens if not given). Raises UsageError."""
+    try:
+        config = json.loads((folder / "config.json").read_text())
+        kind = config["model_type"]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise UsageError(f"{folder}/config.json cannot be read as a model's configuration: choose another --init_from") from None
+    if kind not in ARCHITECTURES:
+        raise UsageError(f"{folder} holds a model of type {kind}; known are {', '.join(ARCHITECTURES)}")
+    # Newer files have all of the rotary embedding in rope_parameters.
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    stretch = rope.get("rope_type", rope.get("type", "default"))
+    if stretch not in ("default", "llama3"):
+        raise UsageError(f"{folder} stretches its rotary embedding by {stretch}, which is not known here; llama3 is")
+    heads, hidden = config["num_attention_heads"], config["hidden_size"]
+    if config.get("head_dim") not in (None, hidden // heads) or config.get("attention_bias") or config.get("mlp_bias"):
+        raise UsageError(f"{folder} has heads of another width or biases, which are not known here: choose another --init_from")
+    limit = config.get("max_position_embeddings") or 4096
+    parts: dict[str, Any] = {
+        "hidden_width": hidden,
+        "num_layers": config["num_hidden_layers"],
+        "num_heads": heads,
+        "num_key_value_heads": config.get("num_key_value_heads") or heads,
+        "intermediate_size": config["intermediate_size"],
+        "vocab_size": config["vocab_size"],
+        "rope_theta": float(config.get("rope_theta") or rope.get("rope_theta") or ROPE_THETA["llama_v2"]),
+        "context_limit": limit,
+        "tied": bool(config.get("tie_word_embeddings", False)),
+        "norm_eps": config.get("rms_norm_eps", 1e-6),
+    }
+    if stretch == "llama3":
+        parts |= {
+            "rope_factor": float(rope["factor"]),
+            "rope_low": float(rope["low_freq_factor"]),
+            "rope_high": float(rope["high_freq_factor"]),
+            "rope_original": rope["original_max_position_embeddings"],
+        }
+    if kind == "mixtral":
+        parts |= {"num_experts": config["num_local_experts"], "experts_per_token": config["num_experts_per_tok"]}
+        parts |= {"aux_loss": config.get("router_aux_loss_coef", 0.02)}
+    for name, value in given.items():
+        if value is not None and name != "max_context_width" and parts.get(name, value) != value:
+            raise UsageError(f"--{name} {value} differs from the {parts[name]} of {folder}: leave it out")
+    return Shape(**parts, max_context_width=given.get("max_context_width") or min(limit, 4096))
+
+
+def config_of(shape: Shape, dtype: torch.dtype) -> dict[str, Any]:
+    """The config.json of a shape."""
+    kind = "mixtral" if shape.num_experts else "llama"
+    rope: dict[str, Any] = {"rope_type": "default"}
+    if shape.rope_factor != 1:
+        rope = {
+            "rope_type": "llama3",
+            "factor": shape.rope_factor,
+            "low_freq_factor": shape.rope_low,
+            "high_freq_factor": shape.rope_high,
+            "original_max_position_embeddings": shape.rope_original,
+        }
+    config = {
+        "architectures": [ARCHITECTURES[kind]],
+        "model_type": kind,
+        "hidden_size": shape.hidden_width,
+        "num_hidden_layers": shape.num_layers,
+        "num_attention_heads": shape.num_heads,
+        "num_key_value_heads": shape.num_key_value_heads,
+        "intermediate_size": shape.intermediate_size,
+        "vocab_size": shape.vocab_size,
+        "max_position_embeddings": shape.context_limit or shape.max_context_width,
+        "rope_theta": shape.rope_theta,
+        # Both spellings: readers before transformers 5 know only the first.
+        "rope_scaling": rope if shape.rope_factor != 1 else None,
+        "rope_parameters": rope | {"rope_theta": shape.rope_theta},
+        "tie_word_embeddings": shape.tied,
+        "rms_norm_eps": shape.norm_eps,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "initializer_range": 0.02,
+        "torch_dtype": str(dtype).removeprefix("torch."),
+    }
+    if shape.num_experts:
+        config |= {
+            "num_local_experts": shape.num_experts,
+            "num_experts_per_tok": shape.experts_per_token,
+            "router_aux_loss_coef": shape.aux_loss,
+            "sliding_window": None,
+        }
+    return config
+
+
+def their_names(name: str, shape: Shape) -> list[str]:
+    """The tensors of a checkpoint that one of our parameters is made of; more than one for stacked experts."""
+    if ".mlp.experts." in name:
+        prefix, kind = name.split(".mlp.experts.")
+        return [f"{prefix}.block_sparse_moe.experts.{expert}.{EXPERT[kind]}.weight" for expert in range(shape.num_experts)]
+    return [name.replace(".mlp.gate.", ".block_sparse_moe.gate.")]
+
+
+class Tensors:
+    """All tensors of a folder's safetensors files by name. Raises UsageError for what is no such file."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.places: dict[str, tuple[Path, torch.dtype, list[int], int]] = {}
+        try:
+            if (folder / INDEX).is_file():
+                files = sorted(set(json.loads((folder / INDEX).read_text())["weight_map"].values()))
+            else:
+                files = [SINGLE]
+            for name in files:
+                self._read(folder / name)
+        except FileNotFoundError as missing:
+            raise UsageError(f"{missing.filename} is missing: a whole checkpoint has {SINGLE}, or {INDEX} and the files it names") from None
+        except (ValueError, KeyError, TypeError):
+            raise UsageError(f"the safetensors of {folder} are damaged: fetch them again") from None
+
+    def _read(self, path: Path) -> None:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if length > size:
+                raise ValueError("no header")
+            header = json.loads(file.read(length))
+        for name, entry in header.items():
+            if name != "__metadata__":
+                first, last = entry["data_offsets"]
+                if 8 + length + last > size:
+                    raise ValueError("cut")
+                self.places[name] = (path, DTYPES[entry["dtype"]], entry["shape"], 8 + length + first)
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self.places:
+            raise UsageError(f"{self.folder} has no {name}: it is the checkpoint of another kind of model")
+        path, dtype, size, start = self.places[name]
+        count = torch.Size(size).numel()
+        storage = torch.UntypedStorage.from_file(str(path), False, path.stat().st_size)
+        # Offsets are not always multiples of the element's size, so bytes are cut first.
+        flat = torch.tensor([], dtype=torch.uint8).set_(storage, start, [count * dtype.itemsize])  # type: ignore[call-overload]
+        if start % dtype.itemsize:
+            flat = flat.clone()
+        result: Tensor = flat.view(dtype).view(size)
+        return result
+
+
+def source(folder: Path, shape: Shape) -> Callable[[str, torch.Size], Tensor]:
+    """First weights from a checkpoint. Raises UsageError where a tensor is missing or has another size."""
+    tensors = Tensors(folder)
+
+    def value(name: str, size: torch.Size) -> Tensor:
+        parts = [tensors[part] for part in their_names(name, shape)]
+        found = torch.stack(parts) if len(parts) > 1 else parts[0]
+        if found.shape != size:
+            raise UsageError(f"{name} of {folder} has the size {list(found.shape)} and not {list(size)}: its config.json is another model's")
+        return found
+
+    return value
+
+
+def save(folder: Path, shape: Shape, named: Iterable[tuple[str, Callable[[], Tensor]]], dtype: torch.dtype, limit: int = 5 * 2**30) -> None:
+    """Write a checkpoint that transformers reads: `named` gives each parameter's name and a function that makes it whole."""
+    folder.mkdir(parents=True, exist_ok=True)
+    files: list[list[tuple[str, Tensor]]] = [[]]
+    held = total = 0
+    weight_map: dict[str, str] = {}
+
+    def flush() -> None:
+        path = folder / f"model-{len(files):05d}.safetensors"
+        write(path, files[-1])
+        weight_map.update({name: path.name for name, _ in files[-1]})
+        files[-1] = []
+
+    for name, make in named:
+        value = make().detach().to("cpu", dtype)
+        theirs = their_names(name, shape)
+        for part, piece in zip(theirs, value if len(theirs) > 1 else [value], strict=True):
+            if held and held + piece.nbytes > limit:
+                flush()
+                files.append([])
+                held = 0
+            files[-1].append((part, piece.contiguous()))
+            held += piece.nbytes
+            total += piece.nbytes
+    flush()
+    if len(files) == 1:
+        (folder / "model-00001.safetensors").replace(folder / SINGLE)
+    else:
+        (folder / INDEX).write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}, indent=1) + "\n")
+    (folder / "config.json").write_text(json.dumps(config_of(shape, dtype), indent=1) + "\n")
+
+
+def write(path: Path, tensors: list[tuple[str, Tensor]]) -> None:
+    """One safetensors file."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for name, tensor in tensors:
+        header[name] = {"dtype": NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [offset, offset + tensor.nbytes]}
+        offset += tensor.nbytes
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for _, tensor in tensors:
+            file.write(tensor.view(-1).view(torch.uint8).numpy().tobytes())

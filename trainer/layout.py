@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright: the Muster developers
+"""How a job's ranks divide the work: which degrees there are, whether they fit, and which part a rank has. No torch here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trainer.models import Shape
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Degrees of a job. Ranks count through (pipeline, replicate, shard, tensor), tensor fastest: the ranks that talk most are neighbours.
+
+    `shard` ranks hold one copy of a stage's weights. context · data ranks make it up (context fastest), and expert ranks divide it too.
+    With `ddp` nothing is sharded and `shard` counts the copies.
+    """
+
+    shard: int = 1
+    replicate: int = 1
+    tensor: int = 1
+    pipeline: int = 1
+    context: int = 1
+    expert: int = 1
+    ddp: bool = False
+    chunks: int = 1  # parts of the model on each pipeline rank; more than 1 is the interleaved schedule
+
+    @property
+    def world_size(self) -> int:
+        return self.pipeline * self.replicate * self.shard * self.tensor
+
+    @property
+    def data_ranks(self) -> int:
+        """Ranks, or groups of them, that read different samples."""
+        return self.replicate * self.shard // self.context
+
+    def data_rank(self, rank: int) -> int:
+        """Which of the data ranks this rank belongs to."""
+        return rank // self.tensor % (self.replicate * self.shard) // self.context
+
+    def tensor_rank(self, rank: int) -> int:
+        return rank % self.tensor
+
+    def pipeline_rank(self, rank: int) -> int:
+        return rank // (self.tensor * self.shard * self.replicate)
+
+    def stages(self, layers: int) -> list[range]:
+        """The blocks of each part of the model in order, as even as can be; the first parts take what is left over."""
+        parts = self.pipeline * self.chunks
+        ends = [sum(layers // parts + (index < layers % parts) for index in range(end)) for end in range(parts + 1)]
+        return [range(first, last) for first, last in zip(ends[:-1], ends[1:], strict=True)]
+
+    def __str__(self) -> str:
+        parts = {"DDP" if self.ddp else "FSDP": self.shard // self.context, "HSDP": self.replicate, "TP": self.tensor}
+        parts |= {"PP": self.pipeline, "CP": self.context, "EP": self.expert}
+        named = [f"{name} {degree}" for name, degree in parts.items() if degree > 1]
+        if self.chunks > 1:
+            named.append(f"{self.chunks} parts a stage")
+        return " x ".join(named) or ("DDP 1" if self.ddp else "FSDP 1")
+
+
+def divides(what: str, count: int, flag: str, degree: int) -> None:
+    """Raise ValueError unless `degree` divides `count`."""
+    if count % degree:
+        raise ValueError(f"{what} {count} cannot be divided by --{flag} {degree}: change one of them")
+
+
+def resolve(
+    shape: Shape,
+    world_size: int,
+    *,
+    strategy: str = "full",
+    hybrid: int | None = None,
+    tensor: int = 1,
+    pipeline: int = 1,
+    schedule: str = "1f1b",
+    context: int = 1,
+    expert: int = 1,
+    micro_batches: int = 1,
+) -> Layout:
+    """The layout of `world_size` ranks; raises ValueError with one sentence where something does not divide."""
+    fixed = tensor * pipeline * context
+    if world_size % fixed:
+        raise ValueError(
+            f"{world_size} ranks cannot be divided by {fixed} (--tensor_parallel_degree {tensor} x --pipeline_parallel_degree {pipeline} x "
+            f"--context_parallel_degree {context}): start a multiple of {fixed} ranks"
+        )
+    spread = world_size // (tensor * pipeline)
+    replicate = 1
+    if strategy == "hybrid":
+        if not hybrid:
+            raise ValueError("--sharding_strategy hybrid does not know how many ranks a host has: give --hybrid_shard_degree")
+        divides("the number of ranks that share the weights", spread, "hybrid_shard_degree", hybrid)
+        divides("--hybrid_shard_degree", hybrid, "context_parallel_degree", context)
+        replicate = spread // hybrid
+    elif hybrid:
+        raise ValueError("--hybrid_shard_degree needs --sharding_strategy hybrid: give both or neither")
+    ddp = strategy == "ddp"
+    if ddp and (tensor > 1 or expert > 1):
+        raise ValueError("--sharding_strategy ddp cannot be joined with tensor or expert parallelism: use full or hybrid")
+    chunks = 2 if schedule == "interleaved" else 1
+    layout = Layout(spread // replicate, replicate, tensor, pipeline, context, expert, ddp, chunks)
+
+    if tensor > 1:
+        for name in ("num_key_value_heads", "intermediate_size", "vocab_size"):
+            divides(name, getattr(shape, name), "tensor_parallel_degree", tensor)
+    if context > 1:
+        divides("half of max_context_width", shape.max_context_width // 2, "context_parallel_degree", context)
+    if shape.max_context_width % (2 * context * tensor if context > 1 else tensor):
+        raise ValueError(f"max_context_width {shape.max_context_width} cannot be divided among {tensor} x {context} ranks: change it")
+    if expert > 1:
+        if not shape.num_experts:
+            raise ValueError("--expert_parallel_degree needs a model with experts, such as mixtral-8x7b")
+        if tensor > 1:
+            raise ValueError("--expert_parallel_degree cannot be joined with --tensor_parallel_degree: choose one")
+        divides("num_experts", shape.num_experts, "expert_parallel_degree", expert)
+        divides("the number of ranks that share the weights", layout.shard, "expert_parallel_degree", expert)
+    if pipeline > 1:
+        if shape.tied:
+            raise ValueError("this model's head is its embedding, which cannot lie on two pipeline stages: use --pipeline_parallel_degree 1")
+        if shape.num_layers < pipeline * chunks:
+            raise ValueError(f"num_layers {shape.num_layers} is below the {pipeline * chunks} parts of the pipeline: use fewer stages")
+        if chunks > 1:
+            divides("--gradient_accumulation_steps", micro_batches, "pipeline_parallel_degree", pipeline)
+        if micro_batches < pipeline:
+            raise ValueError(
+                f"--gradient_accumulation_steps {micro_batches} is below --pipeline_parallel_degree {pipeline}: some stages would never work; raise it"
+            )
+    elif chunks > 1:
+        raise ValueError("--pipeline_schedule interleaved needs --pipeline_parallel_degree 2 or more")
+    return layout

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright: the Muster developers
+"""Mixtral's feed-forward layer: each token goes to the experts that its router chooses, and comes back as their weighted sum.
+
+Tokens are sorted by expert, so that an expert works on a run of rows. Under expert parallelism each rank has some of the experts, and the
+rows travel to them and back.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from trainer.comm import all_to_all, gather, local, scatter_sum, sum_gradient
+from trainer.llama import Groups, Linear, rank_and_size
+from trainer.loss import wide
+from trainer.models import Shape
+
+
+def products(rows: Tensor, counts: Tensor, weights: Tensor) -> Tensor:
+    """rows (n, k), of which `counts[e]` in a row belong to expert e, each times its weight (experts, outputs, k)."""
+    if rows.is_cuda and rows.dtype == torch.bfloat16:
+        grouped = getattr(F, "grouped_mm", None) or torch._grouped_mm
+        result: Tensor = grouped(rows, weights.transpose(-2, -1), offs=counts.cumsum(0).to(torch.int32))
+        return result
+    return torch.cat([part @ weight.t() for part, weight in zip(rows.split(counts.tolist()), weights, strict=True)])
+
+
+class ExpertWeights(nn.Module):
+    """The weights of all experts, stacked; rows arrive sorted by expert."""
+
+    def __init__(self, shape: Shape, groups: Groups) -> None:
+        super().__init__()
+        self.group = groups.expert
+        inner = (shape.num_experts, shape.intermediate_size, shape.hidden_width)
+        outer = (shape.num_experts, shape.hidden_width, shape.intermediate_size)
+        self.gate_proj = nn.Parameter(torch.empty(inner))
+        self.up_proj = nn.Parameter(torch.empty(inner))
+        self.down_proj = nn.Parameter(torch.empty(outer))
+
+    def work(self, rows: Tensor, counts: Tensor) -> Tensor:
+        hidden = F.silu(products(rows, counts, local(self.gate_proj))) * products(rows, counts, local(self.up_proj))
+        return products(hidden, counts, local(self.down_proj))
+
+    def forward(self, rows: Tensor, counts: Tensor) -> Tensor:
+        if self.group is None:
+            return self.work(rows, counts)
+        ranks = dist.get_world_size(self.group)
+        arriving = torch.empty_like(counts)
+        dist.all_to_all_single(arriving, counts, group=self.group)
+        sent, arriving = counts.view(ranks, -1).sum(1).tolist(), arriving.view(ranks, -1)
+        received = arriving.sum(1).tolist()
+        rows = all_to_all(rows, received, sent, self.group)
+        # They lie by rank and then by expert; the experts want theirs in one piece.
+        expert = torch.arange(arriving.shape[1], device=rows.device).repeat(ranks).repeat_interleave(arriving.flatten())
+        order = expert.argsort(stable=True)
+        made = self.work(rows[order], arriving.sum(0))
+        return all_to_all(made[order.argsort()], sent, received, self.group)
+
+
+class Experts(nn.Module):
+    def __init__(self, shape: Shape, groups: Groups) -> None:
+        super().__init__()
+        self.shape = shape
+        self.groups = groups
+        self.gate = Linear(shape.hidden_width, shape.num_experts)
+        self.experts = ExpertWeights(shape, groups)
+
+    def balance(self, probabilities: Tensor, chosen: Tensor) -> Tensor:
+        """What uneven use adds to the summed loss: for each sample its tokens times the experts' number times the sum over them of
+        (share of the tokens that went there) times (mean probability). By sample, so that it is the same however samples are divided."""
+        counts = F.one_hot(chosen, self.shape.num_experts).sum((1, 2)).to(probabilities.dtype)
+        tokens = chosen.shape[1] * rank_and_size(self.groups.context)[1]
+        if self.groups.context:
+            dist.all_reduce(counts, group=self.groups.context)
+        uneven = self.shape.num_experts * (counts / tokens * probabilities.sum(1)).sum()
+        # All tensor ranks compute it; each adds its share.
+        return self.shape.aux_loss * uneven / self.shape.num_layers / rank_and_size(self.groups.tensor)[1]
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        x = gather(x, 1, self.groups.tensor)
+        logits = F.linear(x, sum_gradient(local(self.gate.weight), self.groups.tensor))
+        probabilities = wide(logits).softmax(-1)
+        best, chosen = probabilities.topk(self.shape.experts_per_token, dim=-1)
+        share = (best / best.sum(-1, keepdim=True)).to(x.dtype)
+        balance = self.balance(probabilities, chosen)
+        order = chosen.flatten().argsort(stable=True)
+        token = order // self.shape.experts_per_token
+        counts = chosen.flatten().bincount(minlength=self.shape.num_experts)
+        rows = x.flatten(0, 1)
+        made = self.experts(rows[token], counts) * share.flatten()[order].unsqueeze(1)
+        mixed = torch.zeros_like(rows).index_add(0, token, made).view_as(x)
+        return scatter_sum(mixed, 1, self.groups.tensor), balance.view(1)

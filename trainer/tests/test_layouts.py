@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright: the Muster developers
+"""Every layout trains the same: 20 steps of each on gloo against one rank, in float64 and float32.
+
+The ranks of one world size start once and run all its layouts, one after the other.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainer.tests.ranks import NO_TORCH, PATIENCE, Job, start
+
+pytest.importorskip("torch", reason=NO_TORCH)
+
+import os
+
+import torch
+
+from trainer import optim
+from trainer.config import TrainConfig
+from trainer.launch import join, read_ranks
+from trainer.models import shape_of
+from trainer.parallel import build
+
+STEPS = 20
+SAMPLES = 8  # in a step, over all ranks
+LIMITS = {"fp64": 1e-10, "fp32": 1e-5}
+DENSE, TIED, SPARSE = "llama-3.1-8b-tiny", "llama-3.2-1b-tiny", "mixtral-8x7b-tiny"
+TP, PP, CP, EP = (f"{name}_parallel_degree" for name in ("tensor", "pipeline", "context", "expert"))
+ACCUMULATE, HYBRID = "gradient_accumulation_steps", {"sharding_strategy": "hybrid", "hybrid_shard_degree": 2}
+INTERLEAVED = {"pipeline_schedule": "interleaved"}
+
+# World size: the layouts that run there, each a model and what differs from the defaults.
+LAYOUTS: dict[int, dict[str, tuple[str, dict[str, Any]]]] = {
+    1: {
+        "accumulated": (DENSE, {ACCUMULATE: 4}),
+        "full recomputation": (DENSE, {"activation_checkpointing": "full"}),
+        "selective recomputation": (DENSE, {"activation_checkpointing": "selective"}),
+        "DDP 1": (DENSE, {"sharding_strategy": "ddp"}),
+    },
+    2: {
+        "FSDP 2": (DENSE, {}),
+        "DDP 2": (DENSE, {"sharding_strategy": "ddp", ACCUMULATE: 2}),
+        "TP 2": (DENSE, {TP: 2}),
+        "CP 2": (DENSE, {CP: 2}),
+        "PP 2": (DENSE, {PP: 2, ACCUMULATE: 4}),
+        "PP 2 interleaved": (DENSE, {PP: 2, ACCUMULATE: 4, **INTERLEAVED}),
+        "tied TP 2": (TIED, {TP: 2}),
+        "EP 2": (SPARSE, {EP: 2}),
+        "Mixtral TP 2": (SPARSE, {TP: 2}),
+        "Mixtral CP 2": (SPARSE, {CP: 2, "activation_checkpointing": "full"}),
+        "Mixtral PP 2": (SPARSE, {PP: 2, ACCUMULATE: 2}),
+    },
+    4: {
+        "FSDP 4": (DENSE, {ACCUMULATE: 2, "activation_checkpointing": "selective"}),
+        "DDP 4": (DENSE, {"sharding_strategy": "ddp"}),
+        "HSDP 2 x 2": (DENSE, {**HYBRID, ACCUMULATE: 2}),
+        "FSDP 2 x TP 2": (DENSE, {TP: 2}),
+        "FSDP 2 x CP 2": (DENSE, {CP: 2}),
+        "TP 2 x CP 2": (DENSE, {TP: 2, CP: 2}),
+        "DDP 2 x CP 2": (DENSE, {CP: 2, "sharding_strategy": "ddp"}),
+        "FSDP 2 x PP 2": (DENSE, {PP: 2, ACCUMULATE: 4}),
+        "FSDP 2 x PP 2 interleaved": (DENSE, {PP: 2, ACCUMULATE: 4, **INTERLEAVED}),
+        "PP 2 x TP 2": (DENSE, {PP: 2, TP: 2, ACCUMULATE: 2, "activation_checkpointing": "full"}),
+        "PP 4": (DENSE, {PP: 4, ACCUMULATE: 4}),
+        "tied HSDP 2 x 2": (TIED, HYBRID),
+        "FSDP 2 x EP 2": (SPARSE, {EP: 2}),
+        "EP 4": (SPARSE, {EP: 4}),
+        "HSDP 2 x EP 2": (SPARSE, {EP: 2, **HYBRID}),
+        "EP 2 x CP 2": (SPARSE, {EP: 2, CP: 2}),
+    },
+}
+
+
+def trajectory(model: str, more: dict[str, Any], precision: str) -> tuple[list[float], list[float]]:
+    """Losses and gradient norms of 20 steps with this layout, on the ranks that there are."""
+    config = TrainConfig(**{"model": model, "precision": precision, "lr": 1e-3, "max_steps": STEPS, "initializer_range": 0.1, **more})
+    shape = shape_of(config.model, None, {"max_context_width": 32})
+    first = build(shape, config, torch.device("cpu"))
+    share = SAMPLES // first.data_ranks
+    config = TrainConfig(**{**vars(config), "train_batch_size": share // config.gradient_accumulation_steps})
+    first.config = config
+    engine = first
+    optimizer = optim.adamw(engine.model, config)
+    losses, norms = [], []
+    for step in range(STEPS):
+        whole = torch.randint(0, 256, (SAMPLES, 33), generator=torch.Generator().manual_seed(step % 4))
+        loss = engine.forward_backward(whole[engine.data_rank * share :][:share])
+        norms.append(engine.clip(1.0).item())
+        torch.distributed.all_reduce(loss)
+        losses.append(loss.item())
+        optimizer.step()
+        optimizer.zero_grad()
+    return losses, norms
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run the named layouts (JSON) in the named precisions; rank 0 prints their trajectories."""
+    ranks = read_ranks(os.environ)
+    join(ranks, "gloo", PATIENCE)
+    found = {}
+    for name, (model, more) in json.loads(argv[0]).items():
+        for precision in LIMITS:
+            found[f"{name} {precision}"] = trajectory(model, more, precision)
+    torch.distributed.barrier()
+    if ranks.rank == 0:
+        print(json.dumps(found))
+    return 0
+
+
+@pytest.fixture(scope="module")
+def jobs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Job]:
+    """The ranks of each world size at work."""
+    one = {f"one {model}": (model, {}) for model in (DENSE, TIED, SPARSE)}
+    return {
+        size: start(size, tmp_path_factory.mktemp(f"ranks-{size}"), f"{__name__}:run", [json.dumps(cases | (one if size == 1 else {}))])
+        for size, cases in LAYOUTS.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def found(jobs: dict[int, Job]) -> dict[str, tuple[list[float], list[float]]]:
+    result = {}
+    for size, job in jobs.items():
+        assert job.end() == [0] * size, "\n".join(job.output(rank)[-3000:] for rank in range(size))
+        result |= json.loads(job.output().splitlines()[-1])
+    return result
+
+
+@pytest.mark.parametrize("precision", LIMITS)
+@pytest.mark.parametrize(("name", "model"), [(name, model) for cases in LAYOUTS.values() for name, (model, _) in cases.items()])
+def test_a_layout_trains_as_one_rank_does(
+    found: dict[str, tuple[list[float], list[float]]], name: str, model: str, precision: str
+) -> None:
+    (losses, norms), (one, one_norms) = found[f"{name} {precision}"], found[f"one {model} {precision}"]
+    assert one[-1] < one[0] - 0.5, "nothing was learned, so nothing is compared"
+    assert losses == pytest.approx(one, rel=LIMITS[precision])
+    assert norms == pytest.approx(one_norms, rel=100 * LIMITS[precision])
