@@ -77,7 +77,8 @@ def shape_from(folder: Path, given: dict[str, Any]) -> Shape:
     heads, hidden = config["num_attention_heads"], config["hidden_size"]
     if config.get("head_dim") not in (None, hidden // heads) or config.get("attention_bias") or config.get("mlp_bias"):
         raise UsageError(f"{folder} has heads of another width or biases, which are not known here: choose another --init_from")
-    limit = config.get("max_position_embeddings") or 4096
+    # There is no sliding window here, so a sample has to fit into it.
+    limit = min(config.get("max_position_embeddings") or 4096, config.get("sliding_window") or 2**31)
     parts: dict[str, Any] = {
         "hidden_width": hidden,
         "num_layers": config["num_hidden_layers"],

@@ -97,8 +97,8 @@ def resolve(
     elif hybrid:
         raise ValueError("--hybrid_shard_degree needs --sharding_strategy hybrid: give both or neither")
     ddp = strategy == "ddp"
-    if ddp and (tensor > 1 or expert > 1):
-        raise ValueError("--sharding_strategy ddp cannot be joined with tensor or expert parallelism: use full or hybrid")
+    if ddp and (tensor > 1 or pipeline > 1 or expert > 1):
+        raise ValueError("--sharding_strategy ddp cannot be joined with tensor, pipeline or expert parallelism: use full or hybrid")
     chunks = 2 if schedule == "interleaved" else 1
     layout = Layout(spread // replicate, replicate, tensor, pipeline, context, expert, ddp, chunks)
 

@@ -170,13 +170,15 @@ ATTENTION = tuple(
     )
 )
 
+PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten._scaled_mm.default)
+
 
 def keep_half() -> Any:
     """The two contexts of a selective recomputation, one for the first pass and one for the second."""
     products = {False: 0, True: 0}
 
     def policy(context: Any, op: Any, *_args: Any, **_options: Any) -> CheckpointPolicy:
-        if op is torch.ops.aten.mm.default:
+        if op in PRODUCTS:
             products[context.is_recompute] += 1
             return CheckpointPolicy.PREFER_RECOMPUTE if products[context.is_recompute] % 2 else CheckpointPolicy.MUST_SAVE
         return CheckpointPolicy.MUST_SAVE if op in ATTENTION else CheckpointPolicy.PREFER_RECOMPUTE

@@ -92,4 +92,4 @@ class Experts(nn.Module):
         rows = x.flatten(0, 1)
         made = self.experts(rows[token], counts) * share.flatten()[order].unsqueeze(1)
         mixed = torch.zeros_like(rows).index_add(0, token, made).view_as(x)
-        return scatter_sum(mixed, 1, self.groups.tensor), balance.view(1)
+        return scatter_sum(mixed, 1, self.groups.tensor), torch.stack([balance])

@@ -270,7 +270,7 @@ def divide(module: nn.Module, dims: dict[str, int], mesh: DeviceMesh) -> None:
     for name, parameter in list(module.named_parameters()):
         owner, _, last = name.rpartition(".")
         dim = dims.get(name)
-        part = parameter.data if dim is None else parameter.data.chunk(ranks, dim)[rank]
+        part = parameter.data if dim is None else parameter.data.chunk(ranks, dim)[rank].contiguous()
         placement = Replicate() if dim is None else Shard(dim)
         setattr(module.get_submodule(owner), last, nn.Parameter(DTensor.from_local(part, mesh, [placement], run_check=False)))
 
