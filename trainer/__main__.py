@@ -11,21 +11,55 @@ import traceback
 from collections.abc import Callable, Sequence
 
 from trainer import data
-from trainer.config import LocalError, TrainerError, choose, read_train
-from trainer.launch import leave
+from trainer.config import LocalError, TrainerError, UsageError, choose, read_train
+from trainer.launch import fan_out, leave, processes_per_host, read_ranks
 
 HELP = """usage: python -m trainer COMMAND [--help]
 
-  train         train on all ranks of the job (torchrun, srun or a single process)
+  train         train on all ranks of the job (torchrun, srun, PyTorchJob, Batch, SageMaker or a single process)
+  prove-resume  kill a run, resume it, and compare its losses with an undisturbed one's
+  bench         speed of a model on this machine, with compiled blocks and without
+  export        a checkpoint as a Hugging Face model
   prepare-data  write a tokenised data set
   (python -m trainer.collectives measures and checks the collectives)"""
 
 
 def train(argv: Sequence[str]) -> int:
     config = read_train(argv)
+    ranks = read_ranks(os.environ)
+    if ranks.launcher in ("pytorchjob", "batch", "sagemaker") and (processes := processes_per_host(os.environ)) > 1:
+        os.execv(sys.executable, [sys.executable, "-m", "torch.distributed.run", *fan_out(ranks, processes), "train", *argv])
     from trainer.train import run
 
-    return run(config)
+    return run(config, ranks)
+
+
+def prove_resume(argv: Sequence[str]) -> int:
+    from trainer import prove
+
+    return prove.main(argv)
+
+
+def bench(argv: Sequence[str]) -> int:
+    from trainer import bench
+
+    return bench.main(argv)
+
+
+def export(argv: Sequence[str]) -> int:
+    from trainer import export
+
+    return export.main(argv)
+
+
+# `estimate` and `preflight` come here as well.
+COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
+    "train": train,
+    "prove-resume": prove_resume,
+    "bench": bench,
+    "export": export,
+    "prepare-data": data.main,
+}
 
 
 def answer(command: Callable[[Sequence[str]], int], argv: Sequence[str]) -> int:
@@ -33,10 +67,13 @@ def answer(command: Callable[[Sequence[str]], int], argv: Sequence[str]) -> int:
     try:
         return command(argv)
     except TrainerError as error:
-        rank = os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0"))
+        try:
+            rank = read_ranks(os.environ).rank
+        except UsageError:
+            rank = 0
         if isinstance(error, LocalError):
             print(f"trainer: rank {rank} on {socket.gethostname()}: {error}", file=sys.stderr)
-        elif rank == "0":
+        elif getattr(error, "here", rank == 0):
             print(f"trainer: {error}", file=sys.stderr)
         return error.exit_code
     except SystemExit as end:
@@ -50,7 +87,7 @@ def main(argv: Sequence[str]) -> int:
     if not argv or argv[0] in ("-h", "--help"):
         print(HELP)
         return 0 if argv else 2
-    return {"train": train, "prepare-data": data.main}[choose("command", argv[0], ["train", "prepare-data"])](argv[1:])
+    return COMMANDS[choose("command", argv[0], list(COMMANDS))](argv[1:])
 
 
 if __name__ == "__main__":

@@ -84,6 +84,14 @@ AMOUNT = number(float, 0)
 FRACTION = number(float, 0, 1)
 
 
+def window(text: str) -> str:
+    """`FIRST-LAST` as it is; argparse turns the error into a sentence."""
+    first, dash, last = text.partition("-")
+    if not (dash and first.isdigit() and last.isdigit() and 1 <= int(first) <= int(last)):
+        raise argparse.ArgumentTypeError(f"'{text}' is not FIRST-LAST, two steps such as 10-12")
+    return text
+
+
 def flag(default: Any, kind: Callable[[str], Any], text: str, choices: Sequence[Any] | None = None) -> Any:
     """A dataclass field that is a command line flag as well."""
     return field(default=default, metadata={"type": kind, "help": text, "choices": choices})
@@ -114,7 +122,18 @@ class TrainConfig:
     vocab_size: int | None = flag(None, POSITIVE, "entries of the embedding; at least the data's")
     max_context_width: int | None = flag(None, POSITIVE, "tokens in a sample; at most what the model is made for")
     initializer_range: float = flag(0.02, AMOUNT, "standard deviation of the initial weights")
-    dataset_path: str | None = flag(None, str, "folder that prepare-data wrote")
+    dataset: str = flag("allenai/c4", str, "data set of the Hugging Face hub, streamed; `synthetic` needs nothing but the seed")
+    dataset_config_name: str | None = flag(None, str, "configuration of --dataset (en for allenai/c4 if not given)")
+    dataset_path: str | None = flag(
+        None, str, "instead: a folder that prepare-data or save_to_disk wrote, or one of json, parquet, csv or text files"
+    )
+    tokenizer: str | None = flag(None, str, "`bytes`, a folder or file, or a model of the hub (by the vocabulary's size if not given)")
+    data_streams: int = flag(
+        64, POSITIVE, "parts that the streamed data is read in; every rank reads its own where their number divides this one"
+    )
+    val_batch_size: int = flag(4, POSITIVE, "samples per rank and validation batch")
+    validation_freq: int | None = flag(None, POSITIVE, "steps between two validations (none if not given)")
+    validation_batches: int = flag(10, POSITIVE, "batches of a validation")
     train_batch_size: int = flag(2, POSITIVE, "samples per rank and step")
     max_steps: int = flag(5000, POSITIVE, "optimizer steps in all, restarts included")
     seed: int = flag(12345, NATURAL, "decides the initial weights and the order of the samples")
@@ -141,17 +160,29 @@ class TrainConfig:
     bf16: int | None = flag(None, number(int, 0, 1), "1 is --precision bf16, 0 is fp32")
     logging_freq: int = flag(1, POSITIVE, "steps between two log lines")
     jsonl: str | None = flag(None, str, "file of the log as JSON lines (CHECKPOINT_DIR/train.jsonl if not given)")
-    checkpoint_dir: str | None = flag(None, str, "folder of the checkpoints; the newest complete one is resumed from")
+    tensorboard_dir: str | None = flag(None, str, "folder of TensorBoard files")
+    tracker: str | None = flag(None, str, "`wandb`, `mlflow` or MODULE:FUNCTION, which is called with each record and its step")
+    profile: str | None = flag(None, window, "steps FIRST-LAST that a profile is made of, and that Nsight Systems captures")
+    profile_dir: str = flag("profile", str, "folder of the profile's trace, a file a rank")
+    straggler_freq: int = flag(100, NATURAL, "steps between two looks for slow ranks; 0 never looks")
+    straggler_ratio: float = flag(
+        1.25, number(float, 1), "how much slower than the median a rank is, three looks in a row, when it is named"
+    )
+    checkpoint_dir: str | None = flag(None, str, "folder or s3://BUCKET/PREFIX of the checkpoints; the newest complete one is resumed from")
+    async_checkpoint: int = flag(1, number(int, 0, 1), "1 writes checkpoints while the training goes on")
     checkpoint_freq: int = flag(1000, POSITIVE, "steps between two checkpoints")
     keep_checkpoints: int = flag(2, NATURAL, "complete checkpoints to keep; 0 keeps all")
     resume_from_checkpoint: str | None = flag(None, str, "folder to resume from while --checkpoint_dir has no complete checkpoint")
     backend: str | None = flag(None, str, "nccl on GPUs, gloo on CPUs (what the machine has if not given)", ("gloo", "nccl"))
     timeout_s: int = flag(600, POSITIVE, "seconds to wait for the other ranks before giving up")
+    hang_timeout_s: int = flag(
+        1800, NATURAL, "seconds without a finished step after which a rank writes what it was doing and ends; 0 waits for ever"
+    )
 
 
 def train_parser() -> Parser:
     """The parser of `train`, one flag for each field of TrainConfig."""
-    parser = Parser(prog="python -m trainer train", description="Train a small Llama with FSDP2 on all ranks of the job.")
+    parser = Parser(prog="python -m trainer train", description="Train on all ranks of the job.")
     for entry in fields(TrainConfig):
         assert entry.default is not MISSING
         parser.add_argument(f"--{entry.name}", default=entry.default, **entry.metadata)
@@ -161,8 +192,6 @@ def train_parser() -> Parser:
 def read_train(argv: Sequence[str]) -> TrainConfig:
     """The run that `argv` asks for; raises UsageError."""
     config = TrainConfig(**vars(train_parser().parse(argv)))
-    if config.dataset_path is None:
-        raise UsageError("--dataset_path is missing: name a folder that `python -m trainer prepare-data` wrote")
     if config.bf16 is not None and config.precision is not None:
         raise UsageError("--bf16 and --precision say the same: give one of them")
     if config.min_lr > config.lr:

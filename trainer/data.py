@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""Tokenised data in one local file: making it, and finding the sample with a given number.
+"""Samples by their global number: of a tokenised file, made up, or of text that is streamed; and the loader that a rank reads them with.
 
-A folder has `tokens.bin` (unsigned 16-bit little-endian tokens) and `index.json` (muster.tokens/1). Which window of the file the
-global sample number n is depends on the seed and n alone, so any number of ranks reads the same data in the same order.
+A folder of tokens has `tokens.bin` (unsigned 16-bit little-endian tokens) and `index.json` (muster.tokens/1). What the global sample
+number n is depends on the seed and n alone, so any number of ranks reads the same data in the same order: data rank r of D takes n = r mod D.
 """
 
 from __future__ import annotations
@@ -13,13 +13,15 @@ import array
 import hashlib
 import json
 import os
+import queue
 import random
 import sys
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer.config import NATURAL, POSITIVE, LocalError, Parser, UsageError
+from trainer.config import NATURAL, POSITIVE, LocalError, Parser, TrainConfig, UsageError
 
 SCHEMA = "muster.tokens/1"
 
@@ -104,24 +106,130 @@ def window_of(seed: int, sample: int, windows: int) -> int:
 
 
 class Tokens:
-    """A data set cut into windows of `context` tokens, each with its successor token. The file is mapped, not read."""
+    """A data set cut into windows of `context` tokens, each with its successor token. The file is mapped, not read.
 
-    def __init__(self, folder: Path, context: int) -> None:
+    With `held_out` the last of a hundred windows (at least one) are left to validation, which sees only them.
+    """
+
+    def __init__(self, folder: Path, context: int, seed: int = 0, held_out: bool = False, validation: bool = False) -> None:
         import torch
 
         self.index = read_index(folder)
-        self.context = context
+        self.context, self.seed, self.first = context, seed, 0
         self.windows = (self.index["tokens"] - 1) // context
-        if self.windows < 1:
+        if self.windows < 1 + held_out:
             raise UsageError(f"{folder} has {self.index['tokens']} tokens, fewer than one sample of {context} needs: prepare more")
+        if held_out:
+            kept = max(1, self.windows // 100)
+            self.first, self.windows = (self.windows - kept, kept) if validation else (0, self.windows - kept)
+        self.identity = self.index["sha256"] + (" held out" if held_out else "")
         self.tokens = torch.from_file(str(folder / "tokens.bin"), size=self.index["tokens"], dtype=torch.uint16)
 
-    def batch(self, seed: int, first: int, count: int) -> Any:
-        """The global samples first … first+count-1 as an int64 tensor (count, context + 1)."""
+    def samples(self, numbers: Iterable[int]) -> Any:
+        """The global samples of these numbers as an int64 tensor (samples, context + 1)."""
         import torch
 
-        starts = [window_of(seed, sample, self.windows) * self.context for sample in range(first, first + count)]
+        starts = [(self.first + window_of(self.seed, number, self.windows)) * self.context for number in numbers]
         return torch.stack([self.tokens[start : start + self.context + 1] for start in starts]).to(torch.int64)
+
+    def rows(self, numbers: list[int]) -> tuple[Any, None]:
+        return self.samples(numbers), None
+
+    def where(self, number: int) -> str:
+        return f"window {self.first + window_of(self.seed, number, self.windows)}"
+
+
+class Synthetic:
+    """Uniform random tokens, for measurements: nothing to read, and nothing to learn."""
+
+    def __init__(self, vocab_size: int, context: int, seed: int) -> None:
+        self.vocab_size, self.context, self.seed = vocab_size, context, seed
+        self.identity = f"synthetic {vocab_size}"
+
+    def rows(self, numbers: list[int]) -> tuple[Any, None]:
+        import numpy as np
+
+        draws = [np.random.Generator(np.random.Philox(key=[self.seed, number])) for number in numbers]
+        return np.stack([draw.integers(0, self.vocab_size, self.context + 1) for draw in draws]), None
+
+    def where(self, number: int) -> str:
+        return f"drawn for seed {self.seed}"
+
+
+def open_source(config: TrainConfig, vocab_size: int, context: int, *, validation: bool = False) -> Any:
+    """The data that `config` names, or its validation part; raises UsageError or LocalError."""
+    folder = Path(config.dataset_path) if config.dataset_path else None
+    if folder and ((folder / "index.json").exists() or not folder.exists()):
+        tokens = Tokens(folder, context, config.seed, bool(config.validation_freq), validation)
+        if tokens.index["vocab_size"] > vocab_size:
+            raise UsageError(f"--vocab_size {vocab_size} is below the {tokens.index['vocab_size']} of {folder}: raise it")
+        return tokens
+    if config.dataset == "synthetic" and not folder:
+        return Synthetic(vocab_size, context, config.seed + (1 << 32 if validation else 0))
+    try:
+        from trainer import streams
+
+        tokenizer = streams.open_tokenizer(config.tokenizer, vocab_size)
+        split = "validation" if validation else "train"
+        return streams.open_streams(
+            config.dataset, config.dataset_config_name, config.dataset_path, split, tokenizer, context, config.data_streams, config.seed
+        )
+    except ModuleNotFoundError as error:
+        raise LocalError(
+            f"{error.name} is not installed: `pip install muster-trainer[hf]` brings it, or use tokens of prepare-data"
+        ) from None
+
+
+class Loader:
+    """What one data rank reads, batch by batch. A thread reads ahead, so that a step finds its batch ready."""
+
+    AHEAD = 4
+
+    def __init__(self, source: Any, rank: int, ranks: int, batch: int, first: int, states: Mapping[str, str] | None = None) -> None:
+        self.source, self.rank, self.ranks, self.batch = source, rank, ranks, batch
+        self.first = first  # of the next batch, over all ranks
+        if states:
+            source.restore(states)
+        self.ready: queue.Queue[Any] = queue.Queue(self.AHEAD)
+        self.lock = threading.Lock()
+        threading.Thread(target=self._read, args=(first,), daemon=True, name="loader").start()
+
+    def numbers(self, first: int) -> list[int]:
+        """The global samples of this rank in the batch of all ranks that begins with `first`."""
+        return list(range(first + self.rank, first + self.batch * self.ranks, self.ranks))
+
+    def _read(self, first: int) -> None:
+        import torch
+
+        try:
+            while True:
+                with self.lock:
+                    if hasattr(self.source, "forget"):
+                        self.source.forget(self.first)
+                    rows = self.source.rows(self.numbers(first))
+                self.ready.put(tuple(part if part is None else torch.as_tensor(part) for part in rows))
+                first += self.batch * self.ranks
+        except BaseException as error:
+            self.ready.put(error)
+
+    def next(self) -> tuple[Any, Any]:
+        """Tokens (batch, context + 1) and None, or inputs and labels (batch, context) where the loss leaves some out; int64."""
+        found = self.ready.get()
+        if isinstance(found, BaseException):
+            raise found
+        self.first += self.batch * self.ranks
+        return found
+
+    def state(self) -> dict[str, str]:
+        """What finds the next batch again, on any number of ranks."""
+        if not hasattr(self.source, "state"):
+            return {}
+        with self.lock:
+            return self.source.state(self.first)
+
+    def where(self, first: int) -> str:
+        """The identity of this rank's batch that begins with the global sample `first`."""
+        return ", ".join(f"{number} ({self.source.where(number)})" for number in self.numbers(first))
 
 
 def main(argv: Sequence[str]) -> int:

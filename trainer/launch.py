@@ -1,19 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""Who this process is: one answer for torchrun, Slurm and a plain start, and the way into and out of the process group.
+"""Who this process is: one answer for torchrun, Slurm, PyTorchJob, Batch, SageMaker and a plain start; the way into and out of the group.
+
+Kubernetes, Batch and SageMaker start one process a host. Where the host has more GPUs than that, the process becomes torchrun's (`fan_out`).
 
 torch is imported where it is used, so that the rest runs on a machine without it.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import re
 import signal
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, NoReturn
 
 from trainer.config import LocalError, UsageError
@@ -43,9 +48,12 @@ def first_host(nodelist: str) -> str:
 
 
 def read_ranks(env: Mapping[str, str]) -> Ranks:
-    """The ranks from torchrun's variables, else from those of a Slurm step, else of a single process; raises UsageError."""
+    """The ranks from torchrun's variables, else from those of another launcher, else of a single process; raises UsageError."""
     restart = int(env.get("SLURM_RESTART_COUNT") or 0) + int(env.get("TORCHELASTIC_RESTART_COUNT") or 0)
+    restart += max(0, int(env.get("AWS_BATCH_JOB_ATTEMPT") or 1) - 1)
     try:
+        if "RANK" in env and "LOCAL_RANK" not in env and "MASTER_ADDR" in env:
+            return host_ranks(int(env["RANK"]), int(env["WORLD_SIZE"]), env["MASTER_ADDR"], env, restart, "pytorchjob")
         if "RANK" in env:
             return Ranks(
                 rank=int(env["RANK"]),
@@ -68,9 +76,57 @@ def read_ranks(env: Mapping[str, str]) -> Ranks:
                 restart=restart,
                 launcher="slurm",
             )
+        if "AWS_BATCH_JOB_NUM_NODES" in env:
+            nodes, index = int(env["AWS_BATCH_JOB_NUM_NODES"]), int(env["AWS_BATCH_JOB_NODE_INDEX"])
+            # The main node is not told its own address; it is the one that listens.
+            address = env.get("AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS", "127.0.0.1")
+            return host_ranks((index - int(env["AWS_BATCH_JOB_MAIN_NODE_INDEX"])) % nodes, nodes, address, env, restart, "batch")
+        if "SM_HOSTS" in env:
+            hosts = sorted(json.loads(env["SM_HOSTS"]))
+            return host_ranks(hosts.index(env["SM_CURRENT_HOST"]), len(hosts), hosts[0], env, restart, "sagemaker")
     except KeyError as missing:
         raise UsageError(f"the environment has a rank but no {missing.args[0]}: start with torchrun or srun") from None
+    except ValueError as error:
+        raise UsageError(f"the environment's ranks cannot be read ({error}): start with torchrun or srun") from None
     return Ranks(restart=restart)
+
+
+def host_ranks(index: int, hosts: int, address: str, env: Mapping[str, str], restart: int, launcher: str) -> Ranks:
+    """The one process of host `index` of `hosts`."""
+    return Ranks(index, hosts, 0, address, int(env.get("MASTER_PORT") or 29500), restart, launcher)
+
+
+def fan_out(ranks: Ranks, processes: int) -> list[str]:
+    """torchrun's arguments that make the one process of this host into `processes`."""
+    where = ["--master-addr", ranks.master_addr, "--master-port", str(ranks.master_port)]
+    if ranks.world_size == 1:
+        where = ["--standalone"]
+    return ["--nnodes", str(ranks.world_size), "--node-rank", str(ranks.rank), "--nproc-per-node", str(processes), *where, "-m", "trainer"]
+
+
+def processes_per_host(env: Mapping[str, str]) -> int:
+    """How many processes a host is to have where the launcher starts one: MUSTER_PROCS_PER_HOST, else one a GPU. Raises UsageError."""
+    asked = env.get("MUSTER_PROCS_PER_HOST", "")
+    if asked and not (asked.isdigit() and int(asked)):
+        raise UsageError(f"MUSTER_PROCS_PER_HOST '{asked}' is not a number of processes")
+    if asked:
+        return int(asked)
+    import torch
+
+    return max(1, torch.cuda.device_count())
+
+
+def read_stop_at(text: str) -> float | None:
+    """MUSTER_STOP_AT, seconds since 1970 or a time such as 2026-11-22T06:00:00Z, as the former; raises UsageError."""
+    if not text:
+        return None
+    with contextlib.suppress(ValueError):
+        return float(text)
+    try:
+        when = datetime.fromisoformat(text)
+    except ValueError:
+        raise UsageError(f"MUSTER_STOP_AT '{text}' is neither seconds since 1970 nor a time such as 2026-11-22T06:00:00Z") from None
+    return (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()
 
 
 def join(ranks: Ranks, backend: str | None, timeout_s: int) -> tuple[Any, str]:
@@ -93,11 +149,11 @@ def join(ranks: Ranks, backend: str | None, timeout_s: int) -> tuple[Any, str]:
     me = {"rank": ranks.rank, "world_size": ranks.world_size}
     meetings: dict[str, dict[str, Any]] = {
         "torchrun": {"init_method": "env://"},
-        "slurm": {"init_method": where} | me,
         "single": {"store": dist.HashStore()} | me,
     }
     try:
-        dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s), **meetings[ranks.launcher])
+        meeting = meetings.get(ranks.launcher, {"init_method": where} | me)
+        dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s), **meeting)
     except dist.DistError as error:
         reason = str(error).splitlines()[0]
         raise LocalError(f"could not meet the {ranks.world_size - 1} other ranks at {where}: {reason}") from None
@@ -105,15 +161,26 @@ def join(ranks: Ranks, backend: str | None, timeout_s: int) -> tuple[Any, str]:
 
 
 class StopFlag:
-    """Set by SIGTERM or SIGUSR1; the training loop asks for it at every step."""
+    """Set by SIGTERM or SIGUSR1, and by the time: `stop_at` is when this job's machines are taken away. The loop asks at every step."""
 
-    def __init__(self) -> None:
+    MARGIN = 5.0  # seconds on top of what saving and a step have taken so far, twice
+
+    def __init__(self, stop_at: float | None = None) -> None:
         self.signal = 0
+        self.stop_at = stop_at
         for number in (signal.SIGTERM, signal.SIGUSR1):
             signal.signal(number, self._note)
 
     def _note(self, number: int, _frame: Any) -> None:
         self.signal = number
+
+    def asked(self, needed: float) -> bool:
+        """Whether to stop now, when saving and one more step take `needed` seconds."""
+        return bool(self.signal) or (self.stop_at is not None and time.time() + 2 * needed + self.MARGIN >= self.stop_at)
+
+    @property
+    def reason(self) -> str:
+        return "a signal" if self.signal else "MUSTER_STOP_AT"
 
 
 def leave(code: int) -> NoReturn:

@@ -4,23 +4,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import socket
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, fields
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.profiler import ProfilerActivity, profile, record_function
 
 from trainer import checkpoint, hf, optim
 from trainer.config import TrainConfig, TrainerError, UsageError
-from trainer.data import Tokens
-from trainer.launch import EXIT_STOPPED, Ranks, StopFlag, join, read_ranks
-from trainer.metrics import JsonLines, batch_line, logger
+from trainer.data import Loader, open_source
+from trainer.launch import EXIT_STOPPED, Ranks, StopFlag, join, read_ranks, read_stop_at
+from trainer.metrics import JsonLines, Ledger, Utilisation, batch_line, logger, open_tensorboard, open_tracker
 from trainer.models import Shape, shape_of
 from trainer.parallel import build
+from trainer.watch import Stragglers, Watch, record_collectives
+
+PEAKS = {"float8": "fp8"}  # what devices.json calls a precision
 
 
 def read_shape(config: TrainConfig) -> Shape:
@@ -38,90 +45,311 @@ def run(config: TrainConfig, ranks: Ranks | None = None) -> int:
     """Train as `config` says, as one of the ranks of the job; the exit code. Raises TrainerError."""
     ranks = ranks or read_ranks(os.environ)
     shape = read_shape(config)
-    data = Tokens(Path(config.dataset_path or ""), shape.max_context_width)
-    if data.index["vocab_size"] > shape.vocab_size:
-        raise UsageError(f"--vocab_size {shape.vocab_size} is below the {data.index['vocab_size']} of {config.dataset_path}: raise it")
-    stop = StopFlag()
+    stop = StopFlag(read_stop_at(os.environ.get("MUSTER_STOP_AT", "")))
+    record_collectives()
     device, backend = join(ranks, config.backend, config.timeout_s)
-    engine = build(shape, config, device, hf.source(hf.folder_of(config.init_from), shape) if config.init_from else None)
-    model = engine.model
-    optimizer = optim.adamw(model, config)
+    local = config.checkpoint_dir and not config.checkpoint_dir.startswith("s3://")
+    watch = Watch(Path(config.checkpoint_dir if local else ".") / "hang", config.hang_timeout_s)  # type: ignore[operator]
+    try:
+        return Run(config, ranks, shape, device, backend, stop, watch).train()
+    except TrainerError:
+        raise
+    except Exception as error:
+        advice = f"lower --train_batch_size {config.train_batch_size} or --max_context_width, or spread the model over more ranks"
+        if expected := watch.explain(error, advice):
+            raise expected from None
+        raise
 
-    log = logger()
-    log.disabled = ranks.rank != 0
-    folder = Path(config.checkpoint_dir) if config.checkpoint_dir else None
-    jsonl = Path(config.jsonl) if config.jsonl else folder / "train.jsonl" if folder else None
-    common = {"world_size": ranks.world_size, "restart": ranks.restart, "host": socket.gethostname()}
-    lines = JsonLines(jsonl if ranks.rank == 0 else None, **common)
-    identity = {**asdict(shape), "seed": config.seed, "data": data.index["sha256"]}
 
-    step = samples = 0
-    places = [folder, Path(config.resume_from_checkpoint) if config.resume_from_checkpoint else None]
-    found = checkpoint.newest([place for place in places if place])
-    if found:
-        manifest = checkpoint.load(found, model, optimizer, identity)
-        step, samples = manifest["step"], manifest["samples"]
-    log.info(
-        f"{f'Resumed from step {step} ({found})' if found else 'Started at step 0'}: {shape.parameters()} parameters, "
-        f"{ranks.world_size} ranks by {ranks.launcher}, {backend}, {engine.layout}, {engine.precision}, restart {ranks.restart}"
-    )
-    if engine.remark:
-        log.info(engine.remark)
-    if step >= config.max_steps:
-        log.info(f"All {config.max_steps} steps were trained before: nothing to do")
-        return 0
-    lines.write(event="resume" if found else "start", step=step, parameters=shape.parameters(), backend=backend)
+class Run:
+    """One start of a training run on one rank."""
 
-    def save() -> None:
-        assert folder is not None
+    def __init__(
+        self, config: TrainConfig, ranks: Ranks, shape: Shape, device: torch.device, backend: str, stop: StopFlag, watch: Watch
+    ) -> None:
+        self.config, self.ranks, self.shape, self.device, self.stop, self.watch = config, ranks, shape, device, stop, watch
         began = time.perf_counter()
-        facts = {"samples": samples, "world_size": ranks.world_size, "identity": identity}
-        path = checkpoint.save(folder, step, model, optimizer, facts=facts, keep=config.keep_checkpoints)
-        seconds = time.perf_counter() - began
-        log.info(f"Checkpoint {path} written in {seconds:.2f} s")
-        lines.write(event="checkpoint", step=step, path=str(path), seconds=round(seconds, 3))
+        context = shape.max_context_width
+        source = open_source(config, shape.vocab_size, context)
+        weights = hf.source(hf.folder_of(config.init_from), shape) if config.init_from else None
+        self.engine = build(shape, config, device, weights)
+        self.model = self.engine.model
+        self.optimizer = optim.adamw(self.model, config)
+        self.batch = self.engine.samples * self.engine.data_ranks  # samples of a step
+        self.tokens = self.batch * context
+        self.context = context
 
-    batch = engine.samples * engine.data_ranks
-    logged, since = step, time.perf_counter()
-    while step < config.max_steps:
-        mine = samples + engine.data_rank * engine.samples
-        loss = engine.forward_backward(data.batch(config.seed, mine, engine.samples).to(device))
-        norm = engine.clip(config.grad_clip)
-        # One reduction a step tells every rank the loss of all tokens and whether any of them was asked to stop.
-        status = torch.stack([loss.detach(), loss.new_tensor(float(bool(stop.signal)))])
-        dist.all_reduce(status)
-        value, stopping = status.tolist()
-        grad_norm = norm.item()
-        usable = engine.keeps(grad_norm)
-        if not math.isfinite(value) or (usable and not math.isfinite(grad_norm)):
-            raise TrainerError(
-                f"the loss of step {step + 1} is {value} and its gradient norm {grad_norm}: lower --lr or look at the data; "
-                f"the checkpoints before it are untouched"
+        first = ranks.rank == 0
+        self.log = logger()
+        self.log.disabled = not first
+        self.store = checkpoint.open_store(config.checkpoint_dir) if config.checkpoint_dir else None
+        folder = self.store.place if isinstance(self.store, checkpoint.Folder) else None
+        jsonl = Path(config.jsonl) if config.jsonl else folder / "train.jsonl" if folder else None
+        common = {"world_size": ranks.world_size, "restart": ranks.restart, "host": socket.gethostname()}
+        self.lines = JsonLines(jsonl if first else None, **common)
+        self.trackers = [open_tensorboard(config.tensorboard_dir)] if config.tensorboard_dir and first else []
+        self.trackers += [open_tracker(config.tracker, asdict(config))] if config.tracker and first else []
+
+        self.identity = {**asdict(shape), "seed": config.seed, "data": source.identity}
+        self.step = self.samples = 0
+        states: dict[str, str] = {}
+        resume = checkpoint.open_store(config.resume_from_checkpoint) if config.resume_from_checkpoint else None
+        if str(resume) == str(self.store):
+            resume = None
+        found = checkpoint.newest([store for store in (self.store, resume) if store], required=resume is not None)
+        if found:
+            keys = source.keys(self.engine.data_rank, self.engine.data_ranks) if hasattr(source, "keys") else []
+            manifest, states = checkpoint.load(*found, self.model, self.optimizer, self.identity, keys)
+            self.step, self.samples = manifest["step"], manifest["samples"]
+        self.lr = 0.0
+        self.loader = Loader(source, self.engine.data_rank, self.engine.data_ranks, self.engine.samples, self.samples, states)
+        self.saver = checkpoint.Saver(self.store, config.keep_checkpoints, bool(config.async_checkpoint)) if self.store else None
+        self.stragglers = Stragglers(device, config.straggler_ratio) if config.straggler_freq and ranks.world_size > 1 else None
+        self.validation: list[Any] = []
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+        causal = shape.flops_per_token(context, causal=True)
+        self.utilisation = Utilisation(
+            shape.flops_per_token(context), causal, name, PEAKS.get(self.engine.precision, self.engine.precision)
+        )
+        if first:
+            self.ledger = Ledger(self.store.read(Ledger.NAME) if self.store else None, self.step)
+            self.ledger.add("start", time.perf_counter() - began)
+
+        self.log.info(
+            f"{f'Resumed from step {self.step} ({found[0].path(found[1])})' if found else 'Started at step 0'}: {shape.parameters()} parameters, "
+            f"{ranks.world_size} ranks by {ranks.launcher}, {backend}, {self.engine.layout}, {self.engine.precision}, restart {ranks.restart}; {self.utilisation}"
+        )
+        if self.engine.remark:
+            self.log.info(self.engine.remark)
+        if self.step < config.max_steps:
+            event = "resume" if found else "start"
+            self.lines.write(
+                event=event, step=self.step, parameters=shape.parameters(), backend=backend, mfu_convention=str(self.utilisation)
             )
-        rate = optim.learning_rate(config, step + 1)
-        for group in optimizer.param_groups:
-            group["lr"] = rate
-        if usable:
-            optimizer.step()
-        optimizer.zero_grad()
-        step += 1
-        samples += batch
-        last = step == config.max_steps or stopping
-        if step % config.logging_freq == 0 or last:
-            speed = (step - logged) * batch / (time.perf_counter() - since)
-            per_s = speed * shape.max_context_width
-            log.info(batch_line(step, value, speed, rate, **{"tokens/s": f"{per_s:.0f}", "grad_norm": f"{grad_norm:.4f}"}))
-            lines.write(step=step, loss=value, samples_per_s=speed, tokens_per_s=per_s, lr=rate, grad_norm=grad_norm)
-            logged, since = step, time.perf_counter()
-        if folder and (step % config.checkpoint_freq == 0 or last):
+
+    def spend(self, part: str, seconds: float) -> None:
+        if self.ranks.rank == 0:
+            self.ledger.add(part, seconds)
+
+    @contextlib.contextmanager
+    def range(self, name: str) -> Iterator[None]:
+        """A named stretch of the step: for the hang watch, the profile and Nsight Systems."""
+        self.watch.at(name)
+        if self.device.type == "cuda":
+            torch.cuda.nvtx.range_push(name)
+        try:
+            with record_function(name):
+                yield
+        finally:
+            if self.device.type == "cuda":
+                torch.cuda.nvtx.range_pop()
+
+    def train(self) -> int:
+        config = self.config
+        if self.step >= config.max_steps:
+            self.log.info(f"All {config.max_steps} steps were trained before: nothing to do")
+            return 0
+        logged, since, waited, looked, slowest = self.step, time.perf_counter(), 0.0, 0.0, 0.0
+        stopping = False
+        while self.step < config.max_steps and not stopping:
+            began = time.perf_counter()
+            self.watch.at("data", self.step)
+            self.profile_window(self.step + 1)
+            with self.range("data"):
+                batch = self.move(self.loader.next())
+            data = time.perf_counter() - began
+            with self.range("forward_backward"):
+                loss = self.engine.forward_backward(*batch)
+            with self.range("clip"):
+                norm = self.engine.clip(config.grad_clip)
+            # One reduction a step tells every rank the loss of all tokens, whether any was asked to stop, and whether any could not save.
+            with self.range("reduce"):
+                saver = self.saver
+                needed = slowest + (saver.seconds if saver else 0.0)
+                flags = [float(self.stop.asked(needed)), float(bool(saver and saver.failed))]
+                status = torch.stack([loss, *(loss.new_tensor(value) for value in flags)])
+                dist.all_reduce(status)
+                value, stop, failed = status.tolist()
+                grad_norm = float(norm)
+            if failed:
+                saver.wait()  # type: ignore[union-attr]
+                raise TrainerError("another rank could not write its part of the checkpoint: look at its last line")
+            usable = self.engine.keeps(grad_norm)
+            if not math.isfinite(value) or (usable and not math.isfinite(grad_norm)):
+                self.not_finite(value, grad_norm, float(loss))
+            with self.range("optimizer"):
+                self.lr = optim.learning_rate(config, self.step + 1)
+                for group in self.optimizer.param_groups:
+                    group["lr"] = self.lr
+                if usable:
+                    self.optimizer.step()
+                self.optimizer.zero_grad()
+            self.step += 1
+            self.samples += self.batch
+            stopping = bool(stop)
+            last = self.step == config.max_steps or stopping
+            took = time.perf_counter() - began
+            slowest = max(slowest, took)
+            waited, looked = waited + data, looked + data
+            self.spend("data", data)
+            self.spend("step", took - data)
+            if self.step % config.logging_freq == 0 or last:
+                seconds = time.perf_counter() - since
+                self.report(value, grad_norm, self.step - logged, seconds, waited / seconds)
+                logged, since, waited = self.step, time.perf_counter(), 0.0
             paused = time.perf_counter()
-            save()
+            if self.stragglers and self.step % config.straggler_freq == 0:
+                self.watch.at("looking for stragglers")
+                for sentence in self.stragglers.look(looked / config.straggler_freq):
+                    self.log.warning(sentence)
+                    self.lines.write(event="straggler", step=self.step, text=sentence)
+                looked = 0.0
+            if config.validation_freq and (self.step % config.validation_freq == 0 or last):
+                self.validate()
+            if self.saver and (self.step % config.checkpoint_freq == 0 or last):
+                self.save()
+            self.saved()
             since += time.perf_counter() - paused
+        self.end(stopping)
+        return 0 if self.step == config.max_steps else EXIT_STOPPED
+
+    def move(self, batch: tuple[torch.Tensor, torch.Tensor | None]) -> list[torch.Tensor | None]:
+        return [part if part is None else part.to(self.device, non_blocking=True) for part in batch]
+
+    def not_finite(self, value: float, grad_norm: float, share: float) -> None:
+        """All ranks come here; they tell each other whose batch it was. Nothing was changed by the step yet."""
+        mine = (math.isfinite(share), f"rank {self.ranks.rank} on {socket.gethostname()}, samples {self.loader.where(self.samples)}")
+        everyone: list[Any] = [None] * self.ranks.world_size
+        dist.all_gather_object(everyone, mine)
+        whose = [where for finite, where in everyone if not finite] or [f"samples {self.samples} to {self.samples + self.batch - 1}"]
+        self.lines.write(event="not_finite", step=self.step + 1, batches=whose)
+        raise TrainerError(
+            f"the loss of step {self.step + 1} is {value} and its gradient norm {grad_norm}, in the batch of {'; '.join(whose[:4])}: lower --lr or "
+            f"look at the data; the checkpoints before it are untouched"
+        )
+
+    def report(self, value: float, grad_norm: float, steps: int, seconds: float, waiting: float) -> None:
+        """The log line and its twin."""
+        speed = steps * self.batch / seconds
+        per_s = speed * self.context
+        used = self.utilisation.of(per_s / self.ranks.world_size)
+        memory = torch.cuda.max_memory_allocated(self.device) / 2**30 if self.device.type == "cuda" else resident() / 2**30
+        more = {"tokens/s": f"{per_s:.0f}", "grad_norm": f"{grad_norm:.4f}"}
+        more |= {
+            "mfu": "n/a" if used["mfu"] is None else f"{100 * used['mfu']:.1f}%",
+            "mem": f"{memory:.2f} GiB",
+            "data": f"{100 * waiting:.1f}%",
+        }
+        self.log.info(batch_line(self.step, value, speed, self.lr, **more))
+        record = {"loss": value, "samples_per_s": speed, "tokens_per_s": per_s, "lr": self.lr, "grad_norm": grad_norm}
+        record |= {"memory_gib": memory, "data_share": waiting}
+        self.lines.write(step=self.step, **record, **used)
+        self.track(record | {name: share for name, share in used.items() if share is not None})
+
+    def track(self, record: dict[str, float]) -> None:
+        for tracker in self.trackers:
+            tracker(record, self.step)
+
+    def validate(self) -> None:
+        """The mean loss of the same batches each time; they are read once."""
+        began = time.perf_counter()
+        self.watch.at("validation", self.step)
+        config, engine = self.config, self.engine
+        if not self.validation:
+            source = open_source(config, self.shape.vocab_size, self.context, validation=True)
+            loader = Loader(source, engine.data_rank, engine.data_ranks, config.val_batch_size, 0)
+            self.validation = [loader.next() for _ in range(config.validation_batches)]
+        shares = torch.stack([engine.evaluate(*self.move(batch)) for batch in self.validation]).mean()
+        dist.all_reduce(shares)
+        loss = float(shares)
+        self.log.info(f"Batch {self.step} Validation loss: {loss:.5f}")
+        self.lines.write(event="validation", step=self.step, validation_loss=loss)
+        self.track({"validation_loss": loss})
+        self.spend("validation", time.perf_counter() - began)
+
+    def save(self) -> None:
+        """Begin a checkpoint of this step."""
+        assert self.saver
+        began = time.perf_counter()
+        self.watch.at("checkpoint", self.step)
+        state = checkpoint.state_of(self.model, self.optimizer)
+        state["data"] = self.loader.state()
+        facts = {"samples": self.samples, "world_size": self.ranks.world_size, "identity": self.identity}
+        source = self.loader.source
+        facts["data"] = source.taken(self.samples) if hasattr(source, "taken") else []
+        self.saver.save(self.step, state, facts)
+        self.stalled = time.perf_counter() - began
+        self.spend("checkpoint", self.stalled)
+
+    def saved(self) -> None:
+        """Tell of a checkpoint that has become complete since."""
+        if not self.saver or not (found := self.saver.poll()):
+            return
+        path, step, seconds = found
+        self.log.info(f"Checkpoint {path} written in {seconds:.2f} s, training stopped for {self.stalled:.2f} s")
+        self.lines.write(event="checkpoint", step=step, path=path, seconds=round(seconds, 3), stall=round(self.stalled, 3))
+        self.keep_ledger()
+
+    def keep_ledger(self) -> None:
+        if self.ranks.rank == 0 and self.store:
+            with contextlib.suppress(OSError):
+                self.store.write(Ledger.NAME, self.ledger.text(self.step))
+
+    def end(self, stopping: bool) -> None:
+        config = self.config
+        if self.saver:
+            began = time.perf_counter()
+            self.watch.at("checkpoint", self.step)
+            self.saver.wait()
+            self.spend("checkpoint", time.perf_counter() - began)
+            self.saved()
+        self.profile_window(0)
         if stopping:
-            log.info(
-                f"Stopped by a signal after step {step} of {config.max_steps}{': the same command goes on from there' if folder else ''}"
+            self.log.info(
+                f"Stopped by {self.stop.reason if self.stop.asked(0) else 'a signal'} after step {self.step} of {config.max_steps}"
+                f"{': the same command goes on from there' if self.store else ''}"
             )
-            break
-    lines.write(event="end", step=step, finished=step == config.max_steps)
-    dist.barrier()
-    return 0 if step == config.max_steps else EXIT_STOPPED
+        if self.ranks.rank == 0:
+            self.ledger.text(self.step)
+            summary = self.ledger.summary()
+            self.log.info(
+                f"Goodput {100 * summary['goodput']:.1f}% of {summary['wall']:.0f} s over {summary['starts']} starts: {summary['lost']:.1f} s of "
+                f"steps done again, {summary['gaps']:.1f} s between starts, {summary['start']:.1f} s starting, {summary['data']:.1f} s waiting for "
+                f"data, {summary['checkpoint']:.1f} s for checkpoints, {summary['validation']:.1f} s validating"
+            )
+            self.keep_ledger()
+        self.lines.write(event="end", step=self.step, finished=self.step == config.max_steps)
+        dist.barrier()
+
+    profiler: Any = None
+    stalled = 0.0
+
+    def profile_window(self, step: int) -> None:
+        """Begin or end the profile before `step`; 0 is after the last one."""
+        if not self.config.profile:
+            return
+        first, last = (int(part) for part in self.config.profile.split("-"))
+        if self.profiler is None and first <= step <= last:
+            cuda = self.device.type == "cuda"
+            self.profiler = profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])])
+            self.profiler.start()
+            if cuda:
+                torch.cuda.cudart().cudaProfilerStart()  # nsys profile --capture-range=cudaProfilerApi
+        elif self.profiler is not None and not first <= step <= last:
+            if self.device.type == "cuda":
+                torch.cuda.synchronize()
+                torch.cuda.cudart().cudaProfilerStop()
+            self.profiler.stop()
+            folder = Path(self.config.profile_dir)
+            folder.mkdir(parents=True, exist_ok=True)
+            path = folder / f"steps-{first}-{last}-rank-{self.ranks.rank}.json"
+            self.profiler.export_chrome_trace(str(path))
+            self.log.info(f"Profile of steps {first} to {last}: {path}")
+            self.profiler = None
+
+
+def resident() -> int:
+    """Bytes of memory that this process holds."""
+    with contextlib.suppress(OSError, ValueError):
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return 0

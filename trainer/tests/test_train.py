@@ -214,10 +214,11 @@ def test_the_parameter_count_is_that_of_the_model() -> None:
 
 
 def test_ranks_read_disjoint_samples_that_are_the_whole_step(tokens: Path) -> None:
-    source = data.Tokens(tokens, 128)
-    whole = source.batch(3, 16, 8)
+    source = data.Tokens(tokens, 128, 3)
+    whole = source.samples(range(16, 24))
     assert whole.shape == (8, 129)
-    assert torch.equal(whole, torch.cat([source.batch(3, 16 + rank * 2, 2) for rank in range(4)]))
+    parts = [data.Loader(source, rank, 4, 2, 16).next()[0] for rank in range(4)]
+    assert torch.equal(torch.stack(parts, 1).flatten(0, 1), whole)
     assert len({tuple(sample) for sample in whole.tolist()}) == 8
     first = data.window_of(3, 16, source.windows) * 128
     text = (tokens / "tokens.bin").read_bytes()[::2]

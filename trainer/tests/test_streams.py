@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright: the Muster developers
+"""Streamed text through the real `datasets`: every document once, the same order on any number of ranks, and exact places to go on from."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainer.config import LocalError, TrainConfig, UsageError
+from trainer.tests.hub import TOKEN, Hub, text_of, write_c4
+from trainer.tests.ranks import NO_TORCH
+
+pytest.importorskip("torch", reason=NO_TORCH)
+pytest.importorskip("tokenizers", reason="datasets and tokenizers are not installed: `pip install ./trainer[hf]` brings them")
+
+import numpy as np
+import torch
+
+from trainer.data import Loader, open_source
+from trainer.streams import IGNORED, TOKENIZERS, Bytes, open_tokenizer, reader_of
+
+FILES, DOCUMENTS, CONTEXT = 8, 90, 64
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
+    """A hub that has allenai/c4, in place of the real one for everything that imports datasets from now on."""
+    folder = tmp_path_factory.mktemp("hub")
+    write_c4(folder / "datasets/allenai/c4", FILES, DOCUMENTS)
+    write_c4(folder / "datasets/gated/c4", 2, 5)
+    numbers = folder / "datasets/some/numbers"
+    numbers.mkdir(parents=True)
+    (numbers / "data.jsonl").write_text('{"a": 1, "b": 2}\n' * 3)
+    write_tokenizer(folder / "models/some/words", 300)
+    write_tokenizer(folder / "models/gated/words", 300)
+    server = Hub(folder)
+    before = {name: os.environ.get(name) for name in ("HF_ENDPOINT", "HF_HOME", "HF_TOKEN")}
+    os.environ |= {"HF_ENDPOINT": server.url, "HF_HOME": str(folder / "home")}
+    os.environ.pop("HF_TOKEN", None)
+    yield server
+    server.shutdown()
+    for name, value in before.items():
+        os.environ.pop(name, None) if value is None else os.environ.update({name: value})
+
+
+def write_tokenizer(folder: Path, size: int) -> None:
+    """A byte-level tokenizer.json of `size` tokens, as the library writes it."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=size, special_tokens=["<|end|>"], initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator([text_of(0, index) for index in range(100)], trainer)
+    folder.mkdir(parents=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": {"content": "<|end|>", "__type": "AddedToken"}}))
+
+
+def config(**more: Any) -> TrainConfig:
+    return TrainConfig(**{"tokenizer": "bytes", "data_streams": 4, **more})
+
+
+def read(ranks: int, steps: int, batch: int = 16, settings: TrainConfig | None = None) -> torch.Tensor:
+    """The tokens of `steps` batches of `batch` samples, in global order, as `ranks` ranks read them."""
+    loaders = [Loader(open_source(settings or config(), 256, CONTEXT), rank, ranks, batch // ranks, 0) for rank in range(ranks)]
+    return torch.cat([torch.stack([loader.next()[0] for loader in loaders], 1).flatten(0, 1) for _ in range(steps)])
+
+
+def test_every_document_comes_once_and_in_order(hub: Hub) -> None:
+    source = open_source(config(), 256, CONTEXT)
+    texts: list[list[str]] = []
+    for number in range(source.count):
+        stream = source.stream(number)
+        taken: list[int] = []
+        # All samples of one pass: the windows overlap by the one token that is the last target.
+        while stream.documents.passes == 0:
+            taken += stream.take()[0][:-1].tolist()
+        texts.append(bytes(taken).decode().split("\0")[:-1])
+    expected = {text_of(file, index) for file in range(FILES) for index in range(DOCUMENTS)}
+    for own in texts:
+        assert own == list(dict.fromkeys(own)), "a document came twice"
+    seen = [text for own in texts for text in own]
+    assert len(seen) == len(set(seen)), "two streams read one document"
+    # The reader is at most one group of documents ahead of what was taken.
+    assert set(seen) <= expected
+    assert len(expected - set(seen)) <= source.count * 32
+    files = [sorted({int(text.split("file ")[1].split(":")[0]) for text in own}) for own in texts]
+    assert sorted(sum(files, [])) == list(range(FILES))
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8, 16])
+def test_the_order_does_not_depend_on_the_number_of_ranks(hub: Hub, ranks: int) -> None:
+    assert torch.equal(read(1, 4), read(ranks, 4))
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 2), (2, 4), (4, 1), (1, 8)])
+def test_a_restart_skips_and_repeats_nothing(hub: Hub, before: int, after: int) -> None:
+    whole = read(1, 12)
+    loaders = [Loader(open_source(config(), 256, CONTEXT), rank, before, 16 // before, 0) for rank in range(before)]
+    for loader in loaders:
+        for _ in range(7):
+            loader.next()
+    states: dict[str, str] = {}
+    for loader in loaders:
+        states |= loader.state()
+    assert sorted(states) == loaders[0].source.taken(7 * 16)
+    found = []
+    for rank in range(after):
+        source = open_source(config(), 256, CONTEXT)
+        mine = {key: states[key] for key in source.keys(rank, after) if key in states}
+        found.append(Loader(source, rank, after, 16 // after, 7 * 16, mine))
+    rest = torch.cat([torch.stack([loader.next()[0] for loader in found], 1).flatten(0, 1) for _ in range(5)])
+    assert torch.equal(rest, whole[7 * 16 :])
+
+
+def test_where_the_number_of_ranks_divides_the_streams_each_file_is_read_by_one_rank(hub: Hub) -> None:
+    hub.requests.clear()
+    loader = Loader(open_source(config(), 256, CONTEXT), 1, 4, 4, 0)
+    for _ in range(3):
+        loader.next()
+    asked = {path.split("-train.")[1][:5] for path in hub.requests if "-train." in path and "resolve" in path}
+    assert asked < {f"{number:05}" for number in range(FILES)}
+    assert len(asked) <= 2
+
+
+def test_validation_is_its_own_split(hub: Hub) -> None:
+    tokens, labels = Loader(open_source(config(), 256, CONTEXT, validation=True), 0, 1, 2, 0).next()
+    assert labels is None
+    assert bytes(tokens[0].tolist()).startswith(b"held out. held out.")
+
+
+def instructions(folder: Path) -> Path:
+    import datasets
+
+    records = [{"prompt": f"What is {number} + 1?", "response": f"It is {number + 1}."} for number in range(50)]
+    datasets.Dataset.from_list(records).save_to_disk(str(folder))
+    return folder
+
+
+def test_instruction_sets_have_the_prompt_masked(hub: Hub, tmp_path: Path) -> None:
+    source = open_source(config(dataset_path=str(instructions(tmp_path / "set"))), 256, CONTEXT)
+    inputs, labels = Loader(source, 0, 1, 4, 0).next()
+    assert inputs.shape == labels.shape == (4, CONTEXT)
+    for row, wanted in zip(inputs.tolist(), labels.tolist(), strict=True):
+        text = bytes(row[1:]).decode()
+        counted = "".join("_" if label == IGNORED else chr(label) for label in wanted[:-1])
+        assert all(mark in ("_", letter) for mark, letter in zip(counted, text, strict=True))
+        for part in counted.replace("\0", "_").strip("_").split("_"):
+            assert part == "" or part in "".join(f"It is {number + 1}. " for number in range(50))
+        assert "What" not in counted
+
+
+def test_a_saved_set_is_read_whole_in_each_pass_whatever_the_ranks(hub: Hub, tmp_path: Path) -> None:
+    import datasets
+
+    texts = [f"text number {number}" for number in range(101)]
+    datasets.Dataset.from_dict({"text": texts}).save_to_disk(str(tmp_path / "set"))
+    settings = config(dataset_path=str(tmp_path / "set"), seed=5)
+    source = open_source(settings, 256, CONTEXT)
+    # 101 documents over 4 streams: the first pass is 25 of each, and one more of the first.
+    first = [parts[0][0] for stream in range(4) for parts in source.make(stream).read(26 if stream == 0 else 25)]
+    assert sorted(first) == sorted(texts)
+    assert torch.equal(read(1, 3, settings=settings), read(8, 3, settings=settings))
+    other = config(dataset_path=str(tmp_path / "set"), seed=6)
+    assert not torch.equal(read(1, 1, settings=settings), read(1, 1, settings=other))
+
+
+def test_local_files_are_a_set_too(hub: Hub, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": f"line {number}"}) + "\n" for number in range(40)))
+    tokens, _ = Loader(open_source(config(dataset_path=str(tmp_path)), 256, CONTEXT), 0, 1, 1, 0).next()
+    assert bytes(tokens[0].tolist()).startswith(b"line 0\0line 1\0")
+
+
+def test_the_tokenizer_of_the_hub_ends_each_document_once(hub: Hub) -> None:
+    tokenizer = open_tokenizer("some/words", 300)
+    source = open_source(config(tokenizer="some/words"), 300, CONTEXT)
+    tokens = np.concatenate([source.rows([number])[0][0][:-1] for number in (0, 4, 8)])
+    text = tokenizer.tokenizer.decode(tokens.tolist(), skip_special_tokens=False)  # type: ignore[attr-defined]
+    assert text.startswith(f"{text_of(0, 0)}<|end|>{text_of(0, 1)}<|end|>")
+
+
+@pytest.mark.parametrize(
+    ("settings", "vocab", "error", "sentence"),
+    [
+        ({"dataset": "some/nothing"}, 256, UsageError, "data set some/nothing is not on"),
+        ({"dataset": "some/numbers"}, 256, UsageError, "data set some/numbers has no text: its columns are a, b; wanted is text"),
+        ({"dataset": "gated/c4", "dataset_config_name": "en"}, 256, UsageError, "data set gated/c4 is gated"),
+        (
+            {"tokenizer": "gated/words"},
+            300,
+            UsageError,
+            "tokenizer gated/words is gated, private or not there for this user, and HF_TOKEN is not",
+        ),
+        ({"tokenizer": "some/words"}, 256, UsageError, "tokenizer some/words has 300 tokens, the model 256: raise --vocab_size"),
+        ({"tokenizer": None}, 77, UsageError, "no tokenizer is known for a vocabulary of 77: name one with --tokenizer"),
+        ({"tokenizer": "/nowhere/tokenizer.json"}, 300, LocalError, "/nowhere/tokenizer.json is not there"),
+        ({"dataset_config_name": "fr"}, 256, UsageError, "data set allenai/c4: BuilderConfig 'fr' not found"),
+    ],
+)
+def test_what_cannot_be_read_is_one_sentence(hub: Hub, settings: dict[str, Any], vocab: int, error: type, sentence: str) -> None:
+    with pytest.raises(error) as caught:
+        open_source(config(**settings), vocab, CONTEXT)
+    assert sentence in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_without_data_is_named(hub: Hub, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="holds no data set: neither tokens"):
+        open_source(config(dataset_path=str(tmp_path)), 256, CONTEXT)
+
+
+def test_a_gated_set_is_read_with_the_token_of_the_environment(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    tokens, _ = Loader(open_source(config(dataset="gated/c4", dataset_config_name="en"), 256, CONTEXT), 0, 1, 1, 0).next()
+    assert bytes(tokens[0].tolist()).startswith(b"document 0 of file 0")
+
+
+def test_conversations_count_the_assistants_turns() -> None:
+    turns = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "hi"}]
+    assert reader_of(["messages"], "x")({"messages": turns}) == [
+        ("user:\n", False),
+        ("hello\n", False),
+        ("assistant:\n", False),
+        ("hi\n", True),
+    ]
+    alpaca = reader_of(["instruction", "input", "output"], "x")({"instruction": "Add", "input": "1 2", "output": "3"})
+    assert alpaca == [("Add\n\n1 2\n\n", False), ("3", True)]
+
+
+def test_each_published_vocabulary_has_a_tokenizer() -> None:
+    from trainer.models import PRESETS, shape_of
+
+    assert {shape_of(name, "llama_v3", {}).vocab_size for name in PRESETS} <= set(TOKENIZERS)
+    assert Bytes().encode(["é"])[0].tolist() == [0xC3, 0xA9]
