@@ -15,6 +15,10 @@ from torch.distributed.tensor import DTensor
 
 Group = dist.ProcessGroup | None
 
+# torch 2.15 has renamed them.
+all_gather = getattr(funcol, "all_gather_single_autograd", None) or funcol.all_gather_tensor_autograd
+reduce_scatter = getattr(funcol, "reduce_scatter_single_autograd", None) or funcol.reduce_scatter_tensor_autograd
+
 
 def local(weight: nn.Parameter | Tensor) -> Tensor:
     """This rank's part of a weight; its gradient is whole for that part."""
@@ -23,12 +27,12 @@ def local(weight: nn.Parameter | Tensor) -> Tensor:
 
 def gather(x: Tensor, dim: int, group: Group) -> Tensor:
     """The parts of all ranks in a row; the gradients of all ranks are added up and divided again."""
-    return x if group is None else funcol.wait_tensor(funcol.all_gather_tensor_autograd(x.contiguous(), dim, group))
+    return x if group is None else funcol.wait_tensor(all_gather(x.contiguous(), dim, group))
 
 
 def scatter_sum(x: Tensor, dim: int, group: Group) -> Tensor:
     """The sum over the ranks, of which each keeps its part; the gradient is gathered."""
-    return x if group is None else funcol.wait_tensor(funcol.reduce_scatter_tensor_autograd(x.contiguous(), "sum", dim, group))
+    return x if group is None else funcol.wait_tensor(reduce_scatter(x.contiguous(), "sum", dim, group))
 
 
 class _SumGradient(torch.autograd.Function):

@@ -115,7 +115,7 @@ def twin(shape: Shape) -> Shape:
         max_context_width=64,
         # A short original context, so that the stretched rotations differ inside a sample.
         **{entry.name: getattr(shape, entry.name) for entry in fields(Shape) if entry.name in TWIN_KEEPS},
-        rope_original=32,
+        rope_original=8192 if shape.rope_factor == 1 else 32,
         context_limit=128,
     )
 

@@ -25,6 +25,7 @@ import torch
 from trainer import optim
 from trainer.config import TrainConfig
 from trainer.launch import join, read_ranks
+from trainer.llama import Block
 from trainer.models import shape_of
 from trainer.parallel import build
 
@@ -43,6 +44,7 @@ LAYOUTS: dict[int, dict[str, tuple[str, dict[str, Any]]]] = {
         "full recomputation": (DENSE, {"activation_checkpointing": "full"}),
         "selective recomputation": (DENSE, {"activation_checkpointing": "selective"}),
         "DDP 1": (DENSE, {"sharding_strategy": "ddp"}),
+        "compiled": (DENSE, {"compile": 1, "activation_checkpointing": "selective"}),
     },
     2: {
         "FSDP 2": (DENSE, {}),
@@ -52,6 +54,7 @@ LAYOUTS: dict[int, dict[str, tuple[str, dict[str, Any]]]] = {
         "PP 2": (DENSE, {PP: 2, ACCUMULATE: 4}),
         "PP 2 interleaved": (DENSE, {PP: 2, ACCUMULATE: 4, **INTERLEAVED}),
         "tied TP 2": (TIED, {TP: 2}),
+        "TP 2 compiled": (DENSE, {TP: 2, "compile": 1}),
         "EP 2": (SPARSE, {EP: 2}),
         "Mixtral TP 2": (SPARSE, {TP: 2}),
         "Mixtral CP 2": (SPARSE, {CP: 2, "activation_checkpointing": "full"}),
@@ -103,6 +106,8 @@ def trajectory(model: str, more: dict[str, Any], precision: str) -> tuple[list[f
 def run(argv: Sequence[str]) -> int:
     """Run the named layouts (JSON) in the named precisions; rank 0 prints their trajectories."""
     ranks = read_ranks(os.environ)
+    # All of compilation but the generated code, which costs half a minute a block.
+    Block.compile = lambda self, **options: torch.nn.Module.compile(self, backend="aot_eager", **options)  # type: ignore[method-assign]
     join(ranks, "gloo", PATIENCE)
     found = {}
     for name, (model, more) in json.loads(argv[0]).items():

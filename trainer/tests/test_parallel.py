@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright: the Muster developers
+"""What products are computed in, the scaled loss of fp16, float8, chunked cross entropy and masked labels; one rank each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from trainer.tests.ranks import NO_TORCH, PATIENCE
+
+pytest.importorskip("torch", reason=NO_TORCH)
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+from trainer import fp8, loss, parallel
+from trainer.config import TrainConfig, UsageError
+from trainer.launch import Ranks, join
+from trainer.layout import Layout
+from trainer.models import shape_of
+
+SAMPLES = torch.randint(0, 256, (4, 33), generator=torch.Generator().manual_seed(2))
+
+
+@pytest.fixture(scope="module")
+def alone() -> Iterator[None]:
+    join(Ranks(), "gloo", PATIENCE)
+    yield
+    dist.destroy_process_group()
+
+
+def engine(model: str = "llama-3.1-8b-tiny", **more: Any) -> parallel.Engine:
+    config = TrainConfig(**{"model": model, "train_batch_size": 4, "initializer_range": 0.1, **more})
+    return parallel.build(shape_of(model, None, {"max_context_width": 32}), config, torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("capability", "precision", "remark"),
+    [
+        ((9, 0), "bf16", ""),
+        ((7, 5), "fp16", "Tesla T4 has no bf16, so fp16 with loss scaling is used"),
+        ((6, 1), "fp32", "Tesla T4 has no bf16, so fp32 is used"),
+    ],
+)
+def test_what_a_gpu_computes_in(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], precision: str, remark: str) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Tesla T4")
+    gpu = torch.device("cuda", 0)
+    assert parallel.precision_of(TrainConfig(), gpu) == (precision, remark)
+    assert parallel.precision_of(TrainConfig(bf16=0), gpu) == ("fp32", "")
+    if capability < (8, 0):
+        with pytest.raises(UsageError, match="Tesla T4 has no bf16: use --precision fp16 or leave it out"):
+            parallel.precision_of(TrainConfig(bf16=1), gpu)
+    if capability < (8, 9):
+        with pytest.raises(UsageError, match="--precision float8 needs a GPU of compute capability 8.9 or later"):
+            parallel.precision_of(TrainConfig(precision="float8"), gpu)
+
+
+def test_a_cpu_computes_in_float32_and_never_in_float8() -> None:
+    assert parallel.precision_of(TrainConfig(), torch.device("cpu")) == ("fp32", "")
+    with pytest.raises(UsageError, match="--precision float8 needs a GPU"):
+        parallel.precision_of(TrainConfig(precision="float8"), torch.device("cpu"))
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_half_precision_trains_as_float32_does(alone: None, precision: str) -> None:
+    half, whole = engine(precision=precision), engine()
+    assert half.forward_backward(SAMPLES).item() == pytest.approx(whole.forward_backward(SAMPLES).item(), rel=5e-3)
+    assert half.clip(1.0).item() == pytest.approx(whole.clip(1.0).item(), rel=2e-2)
+    for (name, one), (_, other) in zip(half.model.named_parameters(), whole.model.named_parameters(), strict=True):
+        assert one.dtype == one.grad.dtype == torch.float32
+        assert (one.grad - other.grad).norm() / other.grad.norm() < 0.1, name
+
+
+def test_an_overflow_in_fp16_skips_the_step_and_halves_the_scale(alone: None) -> None:
+    half = engine(precision="fp16")
+    assert half.scale is not None
+    half.scale.value = 2.0**40
+    half.forward_backward(SAMPLES)
+    assert not half.keeps(half.clip(1.0).item())
+    assert half.scale.value == 2.0**39
+    assert half.skipped == 1
+    half.scale.value, half.scale.good = 1024.0, 1999
+    for parameter in half.parameters():
+        parameter.grad = None
+    half.forward_backward(SAMPLES)
+    assert half.keeps(half.clip(1.0).item())
+    assert half.scale.value == 2048.0
+
+
+def test_labels_that_do_not_count_are_left_out(alone: None) -> None:
+    """As in an instruction set: the loss and its gradients are those of the counted tokens, whatever the accumulation."""
+    tokens, labels = SAMPLES[:, :-1], SAMPLES[:, 1:].clone()
+    labels[0, :20] = labels[2:] = loss.IGNORED
+    whole, parts = engine(), engine(train_batch_size=2, gradient_accumulation_steps=2)
+    with torch.no_grad():
+        logits = whole.model(tokens)
+    expected = F.cross_entropy(logits.flatten(0, 1), labels.flatten()).item()
+    assert whole.forward_backward(tokens, labels).item() == pytest.approx(expected, rel=1e-5)
+    assert parts.forward_backward(tokens, labels).item() == pytest.approx(expected, rel=1e-5)
+    assert parts.clip(1.0).item() == pytest.approx(whole.clip(1.0).item(), rel=1e-5)
+    assert whole.evaluate(tokens, labels).item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_no_counted_label_gives_no_loss(alone: None) -> None:
+    one = engine()
+    assert one.forward_backward(SAMPLES[:, :-1], torch.full_like(SAMPLES[:, 1:], loss.IGNORED)).item() == 0
+    assert one.clip(1.0).item() == 0
+
+
+def test_the_loss_in_chunks_is_cross_entropy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loss, "CHUNK", 3)
+    draw = torch.Generator().manual_seed(1)
+    x, weight = (torch.randn(size, generator=draw, dtype=torch.float64, requires_grad=True) for size in ((8, 4), (11, 4)))
+    labels = torch.tensor([0, 10, 3, loss.IGNORED, 5, 5, loss.IGNORED, 1])
+    ours, theirs = loss.summed_cross_entropy(x, weight, labels), F.cross_entropy(x @ weight.t(), labels, reduction="sum")
+    torch.testing.assert_close(ours, theirs)
+    for one, other in zip(torch.autograd.grad(ours, (x, weight)), torch.autograd.grad(theirs, (x, weight)), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_float8_is_near_the_exact_product() -> None:
+    draw = torch.Generator().manual_seed(1)
+    x, weight = (torch.randn(size, generator=draw, requires_grad=True) for size in ((2, 16, 64), (32, 64)))
+    ours, theirs = fp8.float8_linear(x, weight), F.linear(x, weight)
+    assert (ours - theirs).norm() / theirs.norm() < 0.05
+    gradient = torch.randn(ours.shape, generator=draw)
+    for one, other in zip(
+        torch.autograd.grad(ours, (x, weight), gradient), torch.autograd.grad(theirs, (x, weight), gradient), strict=True
+    ):
+        assert (one - other).norm() / other.norm() < 0.1
+    # Sizes that the tensor cores do not take are computed as before.
+    torch.testing.assert_close(fp8.float8_linear(x[:, :3], weight), F.linear(x[:, :3], weight))
+
+
+def test_float8_is_for_the_linear_layers_of_a_block() -> None:
+    from trainer.llama import Llama
+
+    model = Llama(shape_of("mixtral-8x7b-tiny", None, {}))
+    block = model.model.layers["0"]
+    fp8.use_float8(block)
+    changed = {name for name, module in block.named_modules() if getattr(module, "product", None) is fp8.float8_linear}
+    assert changed == {f"self_attn.{name}_proj" for name in "qkvo"}
+
+
+def test_the_layout_of_a_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = shape_of("llama-3.1-8b", None, {})
+    config = TrainConfig(sharding_strategy="hybrid", tensor_parallel_degree=2)
+    assert parallel.layout_of(config, shape, 32, {"LOCAL_WORLD_SIZE": "8"}) == Layout(shard=4, replicate=4, tensor=2)
+    with pytest.raises(UsageError, match="give --hybrid_shard_degree"):
+        parallel.layout_of(config, shape, 32, {})
