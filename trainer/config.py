@@ -150,7 +150,9 @@ class TrainConfig:
     hybrid_shard_degree: int | None = flag(None, POSITIVE, "ranks that one copy of the weights lies on with hybrid (a host's if not given)")
     tensor_parallel_degree: int = flag(1, POSITIVE, "ranks that divide each layer; the tokens between layers too")
     pipeline_parallel_degree: int = flag(1, POSITIVE, "stages that the blocks are divided into")
-    pipeline_schedule: str = flag("1f1b", str, "order of a pipeline's work; interleaved gives each stage two parts", ("1f1b", "interleaved"))
+    pipeline_schedule: str = flag(
+        "1f1b", str, "order of a pipeline's work; interleaved gives each stage two parts", ("1f1b", "interleaved")
+    )
     context_parallel_degree: int = flag(1, POSITIVE, "ranks that divide each sample's tokens")
     expert_parallel_degree: int = flag(1, POSITIVE, "ranks that divide the experts of a mixture")
     gradient_accumulation_steps: int = flag(1, POSITIVE, "batches of --train_batch_size in a step; the micro-batches of a pipeline")

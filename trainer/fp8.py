@@ -25,12 +25,12 @@ def to_float8(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return (x.float() / scale).clamp(-largest, largest).to(dtype), scale
 
 
-def product(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, dtype: torch.dtype, fast: bool) -> Tensor:
+def product(a: Tensor, b: Tensor, scales: tuple[Tensor, Tensor], dtype: torch.dtype, fast: bool) -> Tensor:
     """a (m, k) times the transpose of b (n, k)."""
     if a.is_cuda:
-        result: Tensor = torch._scaled_mm(a, b.t(), scale_a=scale_a, scale_b=scale_b, out_dtype=dtype, use_fast_accum=fast)
+        result: Tensor = torch._scaled_mm(a, b.t(), scale_a=scales[0], scale_b=scales[1], out_dtype=dtype, use_fast_accum=fast)
         return result
-    return ((a.float() @ b.float().t()) * (scale_a * scale_b)).to(dtype)  # for tests: no CPU is meant to train so
+    return ((a.float() @ b.float().t()) * (scales[0] * scales[1])).to(dtype)  # for tests: no CPU is meant to train so
 
 
 class _Float8(torch.autograd.Function):
@@ -39,15 +39,15 @@ class _Float8(torch.autograd.Function):
         (x8, by_x), (weight8, by_weight) = to_float8(x, E4M3), to_float8(weight, E4M3)
         ctx.save_for_backward(x8, by_x, weight8, by_weight)
         ctx.dtypes = x.dtype, weight.dtype
-        return product(x8, weight8, by_x, by_weight, x.dtype, fast=True)
+        return product(x8, weight8, (by_x, by_weight), x.dtype, fast=True)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
         x8, by_x, weight8, by_weight = ctx.saved_tensors
         g8, by_g = to_float8(gradient, E5M2)
         # The second factor has to lie by columns.
-        x = product(g8, weight8.t().contiguous(), by_g, by_weight, ctx.dtypes[0], fast=False)
-        weight = product(g8.t().contiguous(), x8.t().contiguous(), by_g, by_x, ctx.dtypes[1], fast=False)
+        x = product(g8, weight8.t().contiguous(), (by_g, by_weight), ctx.dtypes[0], fast=False)
+        weight = product(g8.t().contiguous(), x8.t().contiguous(), (by_g, by_x), ctx.dtypes[1], fast=False)
         return x, weight
 
 

@@ -12,7 +12,6 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -165,11 +164,9 @@ class Tensors:
         self.folder = folder
         self.places: dict[str, tuple[Path, torch.dtype, list[int], int]] = {}
         try:
-            if (folder / INDEX).is_file():
-                files = sorted(set(json.loads((folder / INDEX).read_text())["weight_map"].values()))
-            else:
-                files = [SINGLE]
-            for name in files:
+            index = folder / INDEX
+            files = set(json.loads(index.read_text())["weight_map"].values()) if index.is_file() else {SINGLE}
+            for name in sorted(files):
                 self._read(folder / name)
         except FileNotFoundError as missing:
             raise UsageError(f"{missing.filename} is missing: a whole checkpoint has {SINGLE}, or {INDEX} and the files it names") from None
@@ -212,7 +209,9 @@ def source(folder: Path, shape: Shape) -> Callable[[str, torch.Size], Tensor]:
         parts = [tensors[part] for part in their_names(name, shape)]
         found = torch.stack(parts) if len(parts) > 1 else parts[0]
         if found.shape != size:
-            raise UsageError(f"{name} of {folder} has the size {list(found.shape)} and not {list(size)}: its config.json is another model's")
+            raise UsageError(
+                f"{name} of {folder} has the size {list(found.shape)} and not {list(size)}: its config.json is another model's"
+            )
         return found
 
     return value

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 from trainer.models import Shape
 
@@ -49,7 +50,7 @@ class Layout:
         """The blocks of each part of the model in order, as even as can be; the first parts take what is left over."""
         parts = self.pipeline * self.chunks
         ends = [sum(layers // parts + (index < layers % parts) for index in range(end)) for end in range(parts + 1)]
-        return [range(first, last) for first, last in zip(ends[:-1], ends[1:], strict=True)]
+        return [range(first, last) for first, last in pairwise(ends)]
 
     def __str__(self) -> str:
         parts = {"DDP" if self.ddp else "FSDP": self.shard // self.context, "HSDP": self.replicate, "TP": self.tensor}
@@ -118,15 +119,15 @@ def resolve(
         divides("the number of ranks that share the weights", layout.shard, "expert_parallel_degree", expert)
     if pipeline > 1:
         if shape.tied:
-            raise ValueError("this model's head is its embedding, which cannot lie on two pipeline stages: use --pipeline_parallel_degree 1")
+            raise ValueError(
+                "this model's head is its embedding, which cannot lie on two pipeline stages: use --pipeline_parallel_degree 1"
+            )
         if shape.num_layers < pipeline * chunks:
             raise ValueError(f"num_layers {shape.num_layers} is below the {pipeline * chunks} parts of the pipeline: use fewer stages")
         if chunks > 1:
             divides("--gradient_accumulation_steps", micro_batches, "pipeline_parallel_degree", pipeline)
         if micro_batches < pipeline:
-            raise ValueError(
-                f"--gradient_accumulation_steps {micro_batches} is below --pipeline_parallel_degree {pipeline}: some stages would never work; raise it"
-            )
+            raise ValueError(f"--gradient_accumulation_steps {micro_batches} is below --pipeline_parallel_degree {pipeline}: raise it")
     elif chunks > 1:
         raise ValueError("--pipeline_schedule interleaved needs --pipeline_parallel_degree 2 or more")
     return layout

@@ -74,7 +74,7 @@ def in_order(x: Tensor, ranks: int) -> Tensor:
 
 
 def attend_pieces(q: Tensor, k: Tensor, v: Tensor, group: Group) -> Tensor:
-    """Causal attention of this rank's two pieces to all tokens before them. Keys and values are gathered: with grouped heads they are few."""
+    """Causal attention of this rank's two pieces to all tokens before them. Keys and values are gathered: they are few."""
     rank, ranks = rank_and_size(group)
     k, v = (in_order(gather(x, 2, group), ranks) for x in (k, v))
     mixed = []
@@ -254,8 +254,8 @@ class Llama(nn.Module):
     def forward(self, x: Tensor, balance: Tensor | None = None, labels: Tensor | None = None) -> Any:
         """Of the first part's tokens (batch, tokens) or the output of the part before it.
 
-        The last part gives the logits, or with `labels` (loss, balance): the summed cross entropy and what uneven use of the experts adds. Other
-        parts give what the next one takes: the tokens' vectors, with experts followed by the balance.
+        The last part gives the logits, or with `labels` (loss, balance): the summed cross entropy and what uneven use of the experts adds.
+        Other parts give what the next one takes: the tokens' vectors, with experts followed by the balance.
         """
         tensor = rank_and_size(self.groups.tensor)[1]
         length = x.shape[1] * rank_and_size(self.groups.context)[1] * (1 if self.first else tensor)

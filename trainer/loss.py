@@ -2,8 +2,8 @@
 # Copyright: the Muster developers
 """Cross entropy of the head's logits in chunks, so that the logits of a whole batch never exist at once.
 
-Llama 3's vocabulary makes the logits of one sample of 8192 tokens 3.9 GiB in float32. Each chunk's gradient is computed beside its loss: nothing
-is kept for the backward pass but the gradients of the two inputs, and no product is made twice.
+Llama 3's vocabulary makes the logits of one sample of 8192 tokens 3.9 GiB in float32. Each chunk's gradient is computed beside its loss:
+nothing is kept for the backward pass but the gradients of the two inputs, and no product is made twice.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def chunk_loss(logits: Tensor, labels: Tensor, group: Group) -> tuple[Tensor, Te
 
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, labels: Tensor, group: Group, training: bool) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, labels: Tensor, group: Group, training: bool) -> Tensor:  # noqa: PLR0917
         loss = wide(x).new_zeros(())
         by_x = torch.empty_like(x) if training else None
         by_weight = wide(weight).new_zeros(weight.shape) if training else None

@@ -43,7 +43,8 @@ class Shape:
             )
         if 0 < self.context_limit < self.max_context_width:
             raise ValueError(
-                f"--max_context_width {self.max_context_width} is above the {self.context_limit} tokens that this model is made for: lower it"
+                f"--max_context_width {self.max_context_width} is above the {self.context_limit} tokens that "
+                "the model is made for: lower it"
             )
 
     @property
@@ -85,8 +86,8 @@ def _llama_2(hidden: int, layers: int, heads: int, kv: int, inner: int) -> Shape
     return Shape(hidden, layers, heads, kv, inner, 32_000, 4096, 10_000.0, 4096)
 
 
-def _llama_3(hidden: int, layers: int, heads: int, inner: int, factor: float, tied: bool) -> Shape:
-    return Shape(hidden, layers, heads, 8, inner, 128_256, 8192, context_limit=131_072, tied=tied, rope_factor=factor, **LLAMA_3_ROPE)
+def _llama_3(hidden: int, layers: int, heads: int, inner: int, **more: Any) -> Shape:
+    return Shape(hidden, layers, heads, 8, inner, 128_256, 8192, context_limit=131_072, **LLAMA_3_ROPE, **more)
 
 
 # The published configurations. A sample is as long as the model was first trained with, at most 8192; --max_context_width may be larger.
@@ -94,10 +95,10 @@ PUBLISHED: dict[str, Shape] = {
     "llama-2-7b": _llama_2(4096, 32, 32, 32, 11_008),
     "llama-2-13b": _llama_2(5120, 40, 40, 40, 13_824),
     "llama-2-70b": _llama_2(8192, 80, 64, 8, 28_672),
-    "llama-3.1-8b": _llama_3(4096, 32, 32, 14_336, 8.0, False),
-    "llama-3.1-70b": _llama_3(8192, 80, 64, 28_672, 8.0, False),
-    "llama-3.2-1b": _llama_3(2048, 16, 32, 8192, 32.0, True),
-    "llama-3.2-3b": _llama_3(3072, 28, 24, 8192, 32.0, True),
+    "llama-3.1-8b": _llama_3(4096, 32, 32, 14_336, rope_factor=8.0),
+    "llama-3.1-70b": _llama_3(8192, 80, 64, 28_672, rope_factor=8.0),
+    "llama-3.2-1b": _llama_3(2048, 16, 32, 8192, rope_factor=32.0, tied=True),
+    "llama-3.2-3b": _llama_3(3072, 28, 24, 8192, rope_factor=32.0, tied=True),
     "mixtral-8x7b": Shape(4096, 32, 32, 8, 14_336, 32_000, 8192, 1_000_000.0, 32_768, num_experts=8),
     "mathstral-7b": Shape(4096, 32, 32, 8, 14_336, 32_768, 8192, 1_000_000.0, 32_768),
 }
@@ -122,8 +123,8 @@ def twin(shape: Shape) -> Shape:
 
 TWIN_KEEPS = ("rope_theta", "tied", "norm_eps", "rope_factor", "rope_low", "rope_high", "num_experts", "experts_per_token", "aux_loss")
 
-# What --model fills in. `reference` is the AWS reference trainer's set of defaults; `tiny` learns in a minute on two CPU cores; NAME-tiny is
-# the small twin of a published model. The first two have no rotary base of their own: --model_type decides it.
+# What --model fills in. `reference` is the AWS reference trainer's set of defaults; `tiny` learns in a minute on two CPU cores; NAME-tiny
+# is the small twin of a published model. The first two have no rotary base of their own: --model_type decides it.
 PRESETS: dict[str, Shape] = {
     "reference": Shape(768, 12, 12, 12, 11_008, 50_432, 2048, 0.0),
     "tiny": Shape(192, 4, 6, 2, 512, 256, 128, 0.0),

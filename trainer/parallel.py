@@ -2,13 +2,14 @@
 # Copyright: the Muster developers
 """The model over all ranks: who has which part of it, and one step of it, whatever the layout.
 
-Order of the parts: a pipeline splits the model by blocks, tensor and expert parallelism divide single weights, then each block is set to recompute and compiled,
-and FSDP2 (or DDP) is put around. Every rank draws each weight whole and keeps its part, so all layouts start equal and nothing is sent.
+A pipeline splits the model by blocks, tensor and expert parallelism divide single weights, then each block is set to recompute and is
+compiled, and FSDP2 or DDP is put around. Every rank draws each weight whole and keeps its part: all layouts start equal, nothing is sent.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -19,19 +20,30 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.parallel import DistributedDataParallel
 
 from trainer.config import TrainConfig, UsageError
+from trainer.fp8 import use_float8
 from trainer.layout import Layout, resolve
-from trainer.llama import Groups, Llama, context_pieces, initial_value
+from trainer.llama import Block, Groups, Llama, context_pieces, initial_value
 from trainer.loss import IGNORED
 from trainer.models import Shape
 from trainer.pipeline import Pipeline, link
 
 # On which dimension tensor ranks divide a weight, by the end of its name; the others are whole on each. Three dimensions: experts.
-TENSOR_DIMS = {"q_proj": 0, "k_proj": 0, "v_proj": 0, "o_proj": 1, "gate_proj": 0, "up_proj": 0, "down_proj": 1, "embed_tokens": 0, "lm_head": 0}
+TENSOR_DIMS = {
+    "q_proj": 0,
+    "k_proj": 0,
+    "v_proj": 0,
+    "o_proj": 1,
+    "gate_proj": 0,
+    "up_proj": 0,
+    "down_proj": 1,
+    "embed_tokens": 0,
+    "lm_head": 0,
+}
 
 Source = Callable[[str, torch.Size], Tensor]
 
@@ -90,7 +102,7 @@ COMPUTE = {"fp64": torch.float64, "fp32": torch.float32, "fp16": torch.float16, 
 
 @dataclass
 class LossScale:
-    """fp16's: gradients are made larger by it, so that small ones do not vanish. It halves when one overflows and doubles after `patience` good steps."""
+    """fp16's: it makes gradients larger, so that small ones do not vanish. It halves with an overflow and doubles after good steps."""
 
     value: float = 1.0
     patience: int = 2000
@@ -166,18 +178,18 @@ class Engine:
     def _counted(self, batch: Tensor, labels: Tensor | None) -> Tensor:
         """How many tokens of all ranks the loss counts, a scalar on the device."""
         if labels is None:
-            return torch.tensor(float(batch.shape[0] * (batch.shape[1] - 1) * self.data_ranks), device=self.device)
-        counted = (labels != IGNORED).sum().float()
+            return torch.tensor(batch.shape[0] * (batch.shape[1] - 1) * self.data_ranks, dtype=torch.float64, device=self.device)
+        counted = (labels != IGNORED).sum().double()
         dist.all_reduce(counted)
         # Ranks of one pipeline, tensor or context group have the same samples.
         return (counted / (self.layout.world_size // self.data_ranks)).clamp(min=1)
 
     def forward_backward(self, batch: Tensor, labels: Tensor | None = None) -> Tensor:
-        """Add the gradients of one step's samples of this rank: `batch` (samples, context + 1), or tokens and `labels` of the same size with -100 where
-        nothing counts. Gives this rank's share of the loss: the shares of all ranks add up to the mean over all counted tokens."""
+        """Add the gradients of one step's samples of this rank: `batch` (samples, context + 1), or tokens and `labels` of the same size
+        with -100 where nothing counts. Gives this rank's share of the loss: all shares add up to the mean over all counted tokens."""
         tokens, wanted = self._cut(batch, labels, self.config.train_batch_size)
         counted = self._counted(batch, labels)
-        scale = (self.scale.value if self.scale else 1.0) / counted.double()
+        scale = (self.scale.value if self.scale else 1.0) / counted
         with self._around():
             if self.pipeline:
                 results = self.pipeline.run(tokens, wanted, scale)
@@ -185,10 +197,9 @@ class Engine:
                 results = []
                 part = self.parts[0]
                 for number, (x, y) in enumerate(zip(tokens, wanted, strict=True)):
-                    last = number == len(tokens) - 1
-                    with sync(part, last):
-                        result = part(x, labels=y)
-                        (result.sum() * scale.to(result.dtype)).backward()
+                    sync(part, number == len(tokens) - 1)
+                    result = part(x, labels=y)
+                    (result.sum() * scale.to(result.dtype)).backward()
                     results.append(result.detach())
         return self._share(results, counted)
 
@@ -225,27 +236,23 @@ class Engine:
         return norm
 
     def keeps(self, norm: float) -> bool:
-        """Whether the optimizer may use the gradients whose norm `clip` gave. With fp16 an overflow is expected now and then: then not, and the
-        next step is scaled less."""
+        """Whether the optimizer may use the gradients whose norm `clip` gave. With fp16 an overflow is expected now and then: then not, and
+        the next step is scaled less."""
         if self.scale is None:
             return True
-        finite = norm == norm and norm != float("inf")
+        finite = math.isfinite(norm)
         self.scale.update(finite)
         self.skipped += not finite
         return finite
 
 
-@contextlib.contextmanager
-def sync(part: nn.Module, last: bool) -> Iterator[None]:
-    """Gradients go over the ranks only with a step's last micro-batch."""
-    if isinstance(part, DistributedDataParallel) and not last:
-        with part.no_sync():
-            yield
-        return
-    if isinstance(part, FSDPModule):
+def sync(part: nn.Module, last: bool) -> None:
+    """Gradients go over the ranks only with a step's last micro-batch. To be called before that one's forward pass."""
+    if isinstance(part, DistributedDataParallel):
+        part.require_backward_grad_sync = last
+    elif isinstance(part, FSDPModule):
         part.set_requires_gradient_sync(last)
         part.set_is_last_backward(last)
-    yield
 
 
 def make_meshes(layout: Layout, device: torch.device) -> dict[str, DeviceMesh]:
@@ -263,9 +270,7 @@ def make_meshes(layout: Layout, device: torch.device) -> dict[str, DeviceMesh]:
 
 
 def divide(module: nn.Module, dims: dict[str, int], mesh: DeviceMesh) -> None:
-    """Make the weights `dims` names DTensors that are divided over `mesh`, the others of `module` whole ones. They have no storage yet."""
-    from torch.distributed.tensor import Replicate
-
+    """Make the weights that `dims` names DTensors divided over `mesh`, the others of `module` whole ones. They have no storage yet."""
     rank, ranks = mesh.get_local_rank(), mesh.size()
     for name, parameter in list(module.named_parameters()):
         owner, _, last = name.rpartition(".")
@@ -275,17 +280,60 @@ def divide(module: nn.Module, dims: dict[str, int], mesh: DeviceMesh) -> None:
         setattr(module.get_submodule(owner), last, nn.Parameter(DTensor.from_local(part, mesh, [placement], run_check=False)))
 
 
+def divide_model(model: Llama, layout: Layout, meshes: dict[str, DeviceMesh]) -> dict[str, int]:
+    """Tensor or expert parallelism; the dimensions that it has divided."""
+    taken: dict[str, int] = {}
+    if layout.tensor > 1:
+        named = ((name, tensor_dim(name, parameter.dim())) for name, parameter in model.named_parameters())
+        taken = {name: dim for name, dim in named if dim is not None}
+        divide(model, taken, meshes["ranks"]["tensor"])
+    if layout.expert > 1:
+        for prefix, block in model.model.layers.items():
+            experts = block.get_submodule("mlp.experts")
+            stacked = {name: 0 for name, _ in experts.named_parameters()}
+            divide(experts, stacked, meshes["experts"]["expert"])
+            taken |= {f"model.layers.{prefix}.mlp.experts.{name}": 0 for name in stacked}
+    return taken
+
+
 def shard_dim(size: torch.Size, taken: int | None, ranks: int) -> int:
-    """The dimension that FSDP divides: not the one that is divided already, of experts not that of the experts, and one that has no rest."""
+    """The dimension that FSDP divides: not the one that is divided already, not that of the experts, and one without a rest."""
     wanted = [dim for dim in ((1, 2) if len(size) == 3 else range(len(size))) if dim != taken]
     return next((dim for dim in wanted if size[dim] % ranks == 0), 0)
 
 
+@dataclass(frozen=True)
+class Part:
+    """What this rank has of a weight: cut by each (dimension, rank, ranks) in order. `copies` is how many ranks have the same."""
+
+    cuts: list[tuple[int, int, int]]
+    copies: int
+
+
+def parts_of(model: Llama, layout: Layout, meshes: dict[str, DeviceMesh], taken: dict[str, int]) -> dict[str, Part]:
+    """This rank's part of every weight of a model that is divided and not sharded yet."""
+    found = {}
+    for name, parameter in model.named_parameters():
+        expert = layout.expert > 1 and ".experts." in name
+        cuts = []
+        if name in taken:
+            axis = meshes["experts"]["expert"] if expert else meshes["ranks"]["tensor"]
+            cuts.append((taken[name], axis.get_local_rank(), axis.size()))
+        if not layout.ddp:
+            axis = meshes["experts"]["shard"] if expert else meshes["ranks"]["shard"]
+            size = parameter.to_local().shape if isinstance(parameter, DTensor) else parameter.shape
+            cuts.append((shard_dim(size, taken.get(name), axis.size()), axis.get_local_rank(), axis.size()))
+        whole = 1 if name in taken else layout.tensor
+        found[name] = Part(cuts, whole * layout.replicate * (layout.shard if layout.ddp else 1))
+    return found
+
+
 def build(shape: Shape, config: TrainConfig, device: torch.device, source: Source | None = None) -> Engine:
-    """The model over all ranks of the process group with its first weights, from `source` (name, size) or drawn by name. Raises UsageError."""
-    world_size = dist.get_world_size()
-    layout = layout_of(config, shape, world_size)
+    """The model over all ranks of the process group with its first weights: `source`'s, or drawn by name. Raises UsageError."""
+    layout = layout_of(config, shape, dist.get_world_size())
     precision, remark = precision_of(config, device)
+    compute = COMPUTE[precision]
+    kept = torch.float64 if compute == torch.float64 else torch.float32
     meshes = make_meshes(layout, device)
     ranks = meshes["ranks"]
     groups = Groups(
@@ -293,55 +341,25 @@ def build(shape: Shape, config: TrainConfig, device: torch.device, source: Sourc
         context=meshes["context"]["context"].get_group() if layout.context > 1 else None,
         expert=meshes["experts"]["expert"].get_group() if layout.expert > 1 else None,
     )
-    compute = COMPUTE[precision]
-    kept = torch.float64 if compute == torch.float64 else torch.float32
+    source = source or (lambda name, size: initial_value(name, size, config.seed, config.initializer_range))
     stages = layout.stages(shape.num_layers)
-    mine = [layout.pipeline * chunk + layout.pipeline_rank(dist.get_rank()) for chunk in range(layout.chunks)]
-    models = []
-    for index in mine:
-        with torch.device("meta"):
-            models.append(Llama(shape, groups, stages[index], index == 0, index == len(stages) - 1).to(kept))
-    fsdp_mesh = ranks["replicate", "shard"] if layout.replicate > 1 else ranks["shard"]
-    cuts: dict[str, list[tuple[int, int, int]]] = {}  # name: (dimension, rank, ranks), in the order of cutting
+    models: list[Llama] = []
+    wrapped: list[nn.Module] = []
     copies: dict[str, int] = {}
-    parts: list[nn.Module] = []
-    for model in models:
-        taken: dict[str, int] = {}
-        if layout.tensor > 1:
-            named = ((name, tensor_dim(name, p.dim())) for name, p in model.named_parameters())
-            taken = {name: dim for name, dim in named if dim is not None}
-            divide(model, taken, ranks["tensor"])
-        if layout.expert > 1:
-            for prefix, block in model.model.layers.items():
-                stacked = {name: 0 for name, _ in block.mlp.experts.named_parameters()}
-                divide(block.mlp.experts, stacked, meshes["experts"]["expert"])
-                taken |= {f"model.layers.{prefix}.mlp.experts.{name}": 0 for name in stacked}
-        for name, parameter in model.named_parameters():
-            expert = layout.expert > 1 and ".experts." in name
-            cuts[name] = []
-            if name in taken:
-                axis = meshes["experts"]["expert"] if expert else ranks["tensor"]
-                cuts[name].append((taken[name], axis.get_local_rank(), axis.size()))
-            if not layout.ddp:
-                axis = meshes["experts"]["shard"] if expert else ranks["shard"]
-                size = parameter.to_local().shape if isinstance(parameter, DTensor) else parameter.shape
-                cuts[name].append((shard_dim(size, taken.get(name), axis.size()), axis.get_local_rank(), axis.size()))
-            whole = 1 if name in taken and not expert else layout.tensor
-            copies[name] = whole * layout.replicate * (layout.shard if layout.ddp else 1)
-        for block in model.model.layers.values():
-            block.recompute = config.activation_checkpointing
-            if precision == "float8":
-                from trainer.fp8 import use_float8
-
-                use_float8(block)
-            if config.compile:
-                block.compile(fullgraph=not shape.num_experts)
+    for chunk in range(layout.chunks):
+        index = layout.pipeline * chunk + layout.pipeline_rank(dist.get_rank())
+        with torch.device("meta"):
+            model = Llama(shape, groups, stages[index], index == 0, index == len(stages) - 1).to(kept)
+        parts = parts_of(model, layout, meshes, divide_model(model, layout, meshes))
+        prepare(model, config, precision)
         if not layout.ddp:
-            dims = {id(parameter): cuts[name][-1][0] for name, parameter in model.named_parameters()}
-            shard(model, layout, fsdp_mesh, meshes.get("experts"), compute if compute != kept else None, dims)
+            dims = {id(parameter): parts[name].cuts[-1][0] for name, parameter in model.named_parameters()}
+            shard(model, layout, meshes, compute if compute != kept else None, dims)
         model.to_empty(device=device)
-        fill(model, cuts, source or (lambda name, size: initial_value(name, size, config.seed, config.initializer_range)))
-        parts.append(replicate(model, ranks["shard"].get_group(), device) if layout.ddp else model)
+        fill(model, parts, source)
+        models.append(model)
+        wrapped.append(replicate(model, ranks["shard"].get_group()) if layout.ddp else model)
+        copies |= {name: part.copies for name, part in parts.items()}
     pipeline = None
     if layout.pipeline > 1:
         columns = ranks.mesh.reshape(layout.pipeline, -1).t().tolist()
@@ -351,28 +369,39 @@ def build(shape: Shape, config: TrainConfig, device: torch.device, source: Sourc
             x = torch.empty(samples, length, shape.hidden_width, dtype=compute, device=device)
             return (x, torch.empty(1, dtype=kept, device=device)) if shape.num_experts else (x,)
 
-        pipeline = Pipeline(parts, link(columns, layout.chunks), carried, lambda part, last: sync(part, last).__enter__())
+        pipeline = Pipeline(wrapped, link(columns, layout.chunks), carried, sync)
     return Engine(
-        shape,
-        config,
-        layout,
-        device,
-        precision,
-        remark,
-        parts,
-        joined(models),
-        meshes,
-        groups.context,
-        pipeline,
-        copies,
-        LossScale(65536.0) if precision == "fp16" else None,
+        shape=shape,
+        config=config,
+        layout=layout,
+        device=device,
+        precision=precision,
+        remark=remark,
+        parts=wrapped,
+        model=joined(models),
+        meshes=meshes,
+        context_group=groups.context,
+        pipeline=pipeline,
+        copies=copies,
+        scale=LossScale(65536.0) if precision == "fp16" else None,
     )
 
 
-def shard(
-    model: Llama, layout: Layout, mesh: DeviceMesh, experts: DeviceMesh | None, compute: torch.dtype | None, dims: dict[int, int]
-) -> None:
+def prepare(model: Llama, config: TrainConfig, precision: str) -> None:
+    """What goes inside the sharding: float8, recomputation, and then compilation."""
+    for block in model.model.layers.values():
+        assert isinstance(block, Block)
+        block.recompute = config.activation_checkpointing
+        if precision == "float8":
+            use_float8(block)
+        if config.compile:
+            # A mixture asks how many rows an expert has, which breaks a graph.
+            block.compile(fullgraph=not model.shape.num_experts)
+
+
+def shard(model: Llama, layout: Layout, meshes: dict[str, DeviceMesh], compute: torch.dtype | None, dims: dict[int, int]) -> None:
     """FSDP2 around each block and the rest of the model. Weights and optimizer stay as they are; `compute` is what products are made in."""
+    names = ("replicate", "shard") if layout.replicate > 1 else ("shard",)
     # Nothing is cast on the way in: the rotary tables and the experts' balance have to stay float32.
     policy = MixedPrecisionPolicy(compute, torch.float32 if compute else None, cast_forward_inputs=False)
 
@@ -382,12 +411,11 @@ def shard(
     # A pipeline comes back to its blocks with the next micro-batch, so their weights stay.
     options: dict[str, Any] = {"mp_policy": policy, "reshard_after_forward": layout.pipeline == 1, "shard_placement_fn": placement}
     for block in model.model.layers.values():
-        if experts is not None:
-            inner = experts["replicate", "shard"] if layout.replicate > 1 else experts["shard"]
-            fully_shard(block.mlp.experts, mesh=inner, **options)
-        fully_shard(block, mesh=mesh, **options)
+        if layout.expert > 1:
+            fully_shard(block.get_submodule("mlp.experts"), mesh=meshes["experts"][names], **options)
+        fully_shard(block, mesh=meshes["ranks"][names], **options)
     # What is left is needed again at once by the backward pass, or at both ends of the model.
-    fully_shard(model, mesh=mesh, **options | {"reshard_after_forward": False})
+    fully_shard(model, mesh=meshes["ranks"][names], **options | {"reshard_after_forward": False})
     for module in model.modules():
         if isinstance(module, FSDPModule):
             # The loss is divided by the tokens of all ranks, so gradients are summed; gloo cannot divide inside the sum.
@@ -395,7 +423,7 @@ def shard(
             module.set_force_sum_reduction_for_comms(True)
 
 
-def replicate(model: Llama, group: dist.ProcessGroup, device: torch.device) -> DistributedDataParallel:
+def replicate(model: Llama, group: dist.ProcessGroup) -> DistributedDataParallel:
     """DDP around the model, its gradients summed and not averaged."""
     made = DistributedDataParallel(model, process_group=group, gradient_as_bucket_view=True, init_sync=False)
 
@@ -409,12 +437,12 @@ def replicate(model: Llama, group: dist.ProcessGroup, device: torch.device) -> D
 
 
 @torch.no_grad()
-def fill(model: nn.Module, cuts: dict[str, list[tuple[int, int, int]]], source: Source) -> None:
+def fill(model: nn.Module, parts: dict[str, Part], source: Source) -> None:
     """Every rank takes its part of each whole weight from `source`."""
     for name, parameter in model.named_parameters():
         value = source(name, parameter.shape)
         target = parameter.to_local() if isinstance(parameter, DTensor) else parameter.data
-        for dim, rank, ranks in cuts[name]:
+        for dim, rank, ranks in parts[name].cuts:
             pieces = value.chunk(ranks, dim)
             value = pieces[rank] if rank < len(pieces) else value.narrow(dim, 0, 0)
         target.copy_(value)

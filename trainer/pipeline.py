@@ -26,7 +26,7 @@ class Action:
 
 
 def schedule(rank: int, ranks: int, chunks: int, micro_batches: int) -> Iterator[Action]:
-    """What a rank does in which order. With one chunk 1F1B; with more the interleaved schedule, whose micro-batches go in groups of `ranks`."""
+    """What a rank does in which order. With one chunk 1F1B; with more interleaved, whose micro-batches go in groups of `ranks`."""
 
     def action(forward: bool, number: int) -> Action:
         turn, place = divmod(number, ranks)
@@ -63,10 +63,10 @@ class Links:
     def send(self, tensors: tuple[Tensor, ...], forward: bool) -> None:
         to, group = self._way(forward, True)
         for tensor in tensors:
-            tensor = tensor.detach().contiguous()
-            work = dist.isend(tensor, to, group=group)
+            sent = tensor.detach().contiguous()
+            work = dist.isend(sent, to, group=group)
             assert work is not None
-            self.pending.append((work, tensor))
+            self.pending.append((work, sent))
 
     def receive(self, like: tuple[Tensor, ...], forward: bool) -> tuple[Tensor, ...]:
         source, group = self._way(forward, False)
@@ -109,7 +109,7 @@ class Pipeline:
         return chunk == len(self.parts) - 1 and self.links.rank == len(self.links.ranks) - 1
 
     def run(self, tokens: list[Tensor], labels: list[Tensor], scale: Tensor | None) -> list[Tensor]:
-        """All micro-batches forward, and with `scale` backward from the last part's sum times it; the last part's results, elsewhere none."""
+        """All micro-batches forward, and with `scale` backward from the last part's sum times it. Only the last part has results."""
         count = len(tokens)
         inputs: dict[tuple[int, int], tuple[Tensor, ...]] = {}
         outputs: dict[tuple[int, int], tuple[Tensor, ...]] = {}
@@ -136,7 +136,7 @@ class Pipeline:
                 left[chunk] -= 1
                 self.sync(part, left[chunk] == 0)
                 if last:
-                    (made[0].sum() * scale).backward()
+                    (made[0].sum() * scale.to(made[0].dtype)).backward()
                 else:
                     gradients = self.links.receive(tuple(tensor.detach() for tensor in made), forward=False)
                     torch.autograd.backward(made, gradients)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -122,7 +121,7 @@ def run(argv: Sequence[str]) -> int:
 @pytest.fixture(scope="module")
 def jobs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Job]:
     """The ranks of each world size at work."""
-    one = {f"one {model}": (model, {}) for model in (DENSE, TIED, SPARSE)}
+    one: dict[str, tuple[str, dict[str, Any]]] = {f"one {model}": (model, {}) for model in (DENSE, TIED, SPARSE)}
     return {
         size: start(size, tmp_path_factory.mktemp(f"ranks-{size}"), f"{__name__}:run", [json.dumps(cases | (one if size == 1 else {}))])
         for size, cases in LAYOUTS.items()
@@ -131,7 +130,7 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Job]:
 
 @pytest.fixture(scope="module")
 def found(jobs: dict[int, Job]) -> dict[str, tuple[list[float], list[float]]]:
-    result = {}
+    result: dict[str, tuple[list[float], list[float]]] = {}
     for size, job in jobs.items():
         assert job.end() == [0] * size, "\n".join(job.output(rank)[-3000:] for rank in range(size))
         result |= json.loads(job.output().splitlines()[-1])
@@ -140,9 +139,7 @@ def found(jobs: dict[int, Job]) -> dict[str, tuple[list[float], list[float]]]:
 
 @pytest.mark.parametrize("precision", LIMITS)
 @pytest.mark.parametrize(("name", "model"), [(name, model) for cases in LAYOUTS.values() for name, (model, _) in cases.items()])
-def test_a_layout_trains_as_one_rank_does(
-    found: dict[str, tuple[list[float], list[float]]], name: str, model: str, precision: str
-) -> None:
+def test_a_layout_trains_as_one_rank_does(found: dict[str, tuple[list[float], list[float]]], name: str, model: str, precision: str) -> None:
     (losses, norms), (one, one_norms) = found[f"{name} {precision}"], found[f"one {model} {precision}"]
     assert one[-1] < one[0] - 0.5, "nothing was learned, so nothing is compared"
     assert losses == pytest.approx(one, rel=LIMITS[precision])

@@ -56,7 +56,7 @@ def test_what_a_gpu_computes_in(monkeypatch: pytest.MonkeyPatch, capability: tup
         with pytest.raises(UsageError, match="Tesla T4 has no bf16: use --precision fp16 or leave it out"):
             parallel.precision_of(TrainConfig(bf16=1), gpu)
     if capability < (8, 9):
-        with pytest.raises(UsageError, match="--precision float8 needs a GPU of compute capability 8.9 or later"):
+        with pytest.raises(UsageError, match=r"--precision float8 needs a GPU of compute capability 8\.9 or later"):
             parallel.precision_of(TrainConfig(precision="float8"), gpu)
 
 
