@@ -2,9 +2,9 @@
 # Copyright: the Muster developers
 """Checkpoints: `step-N` of torch.distributed.checkpoint with a manifest, complete or not there, in a folder or on S3.
 
-In a folder a checkpoint is written as `step-N.tmp`; when all ranks are done, rank 0 adds `manifest.json` (muster.checkpoint/1, with the size
-of every file) and renames the folder. On S3, which cannot rename, the manifest comes last and makes the checkpoint. Whatever kills a run
-in between leaves something that is never chosen.
+In a folder a checkpoint is written as `step-N.tmp`; when all ranks are done, rank 0 adds `manifest.json` (muster.checkpoint/1, with
+the size of every file) and renames the folder. On S3, which cannot rename, the manifest comes last and makes the checkpoint. Whatever kills
+a run in between leaves something that is never chosen.
 """
 
 from __future__ import annotations
@@ -333,7 +333,7 @@ def state_of(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
 
 
 class Stage:
-    """Copies of the state in host memory, taken while the training stands still. The memory is kept, because getting it costs more than filling it."""
+    """Copies of the state in host memory, taken while the training stands still. The memory is kept: it costs more than the copy."""
 
     def __init__(self) -> None:
         self.kept: dict[str, torch.Tensor] = {}
@@ -446,7 +446,7 @@ class Saver:
 
 
 def load(
-    store: Store, step: int, model: nn.Module, optimizer: Optimizer, identity: dict[str, Any], keys: Sequence[str]
+    store: Store, step: int, model: nn.Module, optimizer: Optimizer, *, identity: dict[str, Any], keys: Sequence[str]
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Read a complete checkpoint into the model and the optimizer; its manifest, and the data's `keys` out of it.
 

@@ -3,7 +3,8 @@
 """Samples by their global number: of a tokenised file, made up, or of text that is streamed; and the loader that a rank reads them with.
 
 A folder of tokens has `tokens.bin` (unsigned 16-bit little-endian tokens) and `index.json` (muster.tokens/1). What the global sample
-number n is depends on the seed and n alone, so any number of ranks reads the same data in the same order: data rank r of D takes n = r mod D.
+number n is depends on the seed and n alone, so any number of ranks reads the same data in the same order: data rank r of D takes
+the samples n = r mod D.
 """
 
 from __future__ import annotations
@@ -171,9 +172,7 @@ def open_source(config: TrainConfig, vocab_size: int, context: int, *, validatio
 
         tokenizer = streams.open_tokenizer(config.tokenizer, vocab_size)
         split = "validation" if validation else "train"
-        return streams.open_streams(
-            config.dataset, config.dataset_config_name, config.dataset_path, split, tokenizer, context, config.data_streams, config.seed
-        )
+        return streams.open_streams(config, split, tokenizer, context)
     except ModuleNotFoundError as error:
         raise LocalError(
             f"{error.name} is not installed: `pip install muster-trainer[hf]` brings it, or use tokens of prepare-data"
@@ -185,7 +184,7 @@ class Loader:
 
     AHEAD = 4
 
-    def __init__(self, source: Any, rank: int, ranks: int, batch: int, first: int, states: Mapping[str, str] | None = None) -> None:
+    def __init__(self, source: Any, rank: int, ranks: int, batch: int, *, first: int = 0, states: Mapping[str, str] | None = None) -> None:
         self.source, self.rank, self.ranks, self.batch = source, rank, ranks, batch
         self.first = first  # of the next batch, over all ranks
         if states:

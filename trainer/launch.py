@@ -2,7 +2,7 @@
 # Copyright: the Muster developers
 """Who this process is: one answer for torchrun, Slurm, PyTorchJob, Batch, SageMaker and a plain start; the way into and out of the group.
 
-Kubernetes, Batch and SageMaker start one process a host. Where the host has more GPUs than that, the process becomes torchrun's (`fan_out`).
+Kubernetes, Batch and SageMaker start one process a host. Where the host has more GPUs than that, the process becomes torchrun (`fan_out`).
 
 torch is imported where it is used, so that the rest runs on a machine without it.
 """
@@ -53,7 +53,7 @@ def read_ranks(env: Mapping[str, str]) -> Ranks:
     restart += max(0, int(env.get("AWS_BATCH_JOB_ATTEMPT") or 1) - 1)
     try:
         if "RANK" in env and "LOCAL_RANK" not in env and "MASTER_ADDR" in env:
-            return host_ranks(int(env["RANK"]), int(env["WORLD_SIZE"]), env["MASTER_ADDR"], env, restart, "pytorchjob")
+            return host_ranks(int(env["RANK"]), int(env["WORLD_SIZE"]), env["MASTER_ADDR"], env=env, restart=restart, launcher="pytorchjob")
         if "RANK" in env:
             return Ranks(
                 rank=int(env["RANK"]),
@@ -80,10 +80,12 @@ def read_ranks(env: Mapping[str, str]) -> Ranks:
             nodes, index = int(env["AWS_BATCH_JOB_NUM_NODES"]), int(env["AWS_BATCH_JOB_NODE_INDEX"])
             # The main node is not told its own address; it is the one that listens.
             address = env.get("AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS", "127.0.0.1")
-            return host_ranks((index - int(env["AWS_BATCH_JOB_MAIN_NODE_INDEX"])) % nodes, nodes, address, env, restart, "batch")
+            return host_ranks(
+                (index - int(env["AWS_BATCH_JOB_MAIN_NODE_INDEX"])) % nodes, nodes, address, env=env, restart=restart, launcher="batch"
+            )
         if "SM_HOSTS" in env:
             hosts = sorted(json.loads(env["SM_HOSTS"]))
-            return host_ranks(hosts.index(env["SM_CURRENT_HOST"]), len(hosts), hosts[0], env, restart, "sagemaker")
+            return host_ranks(hosts.index(env["SM_CURRENT_HOST"]), len(hosts), hosts[0], env=env, restart=restart, launcher="sagemaker")
     except KeyError as missing:
         raise UsageError(f"the environment has a rank but no {missing.args[0]}: start with torchrun or srun") from None
     except ValueError as error:
@@ -91,7 +93,7 @@ def read_ranks(env: Mapping[str, str]) -> Ranks:
     return Ranks(restart=restart)
 
 
-def host_ranks(index: int, hosts: int, address: str, env: Mapping[str, str], restart: int, launcher: str) -> Ranks:
+def host_ranks(index: int, hosts: int, address: str, *, env: Mapping[str, str], restart: int, launcher: str) -> Ranks:
     """The one process of host `index` of `hosts`."""
     return Ranks(index, hosts, 0, address, int(env.get("MASTER_PORT") or 29500), restart, launcher)
 

@@ -2,9 +2,10 @@
 # Copyright: the Muster developers
 """Text of the Hugging Face library `datasets`, tokenised and packed while it is read.
 
-The data is cut into V virtual streams, whatever the number of ranks. Global sample n is the next one of stream n mod V, and data rank r of D
-takes the samples n = r mod D: where D divides V, each rank reads its own streams and nothing else; for any other D the order is the same, only
-some text is read by several ranks. A stream's place is where its reader stood, what was left over then, and how many samples it has given since.
+The data is cut into V virtual streams, whatever the number of ranks. Global sample n is the next one of stream n mod V, and data rank r
+of D takes the samples n = r mod D: where D divides V, each rank reads its own streams and nothing else; for any other D the order is the
+same, only some text is read by several ranks. A stream's place is where its reader stood, what was left over then, and how many samples it
+has given since.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from trainer.config import LocalError, UsageError
+from trainer.config import LocalError, TrainConfig, UsageError
 
 IGNORED = -100  # a target that the loss leaves out, as in F.cross_entropy
 DOCUMENTS = 32  # tokenised together: the tokenizer works on them in parallel
@@ -119,7 +120,7 @@ def hub_errors(what: str, offline: str) -> Iterator[None]:
     except (UsageError, LocalError):
         raise
     except Exception as error:
-        chain = [error]
+        chain: list[Any] = [error]
         while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None and cause not in chain:
             chain.append(cause)
         names = [type(link).__name__ for link in chain]
@@ -291,7 +292,7 @@ class Streams:
     """All streams of a data set, opened when a rank first needs them."""
 
     def __init__(
-        self, make: Callable[[int], Documents], count: int, tokenizer: Tokenizer, context: int, identity: str, masked: bool
+        self, make: Callable[[int], Documents], count: int, tokenizer: Tokenizer, context: int, *, identity: str, masked: bool
     ) -> None:
         self.make, self.count, self.tokenizer, self.context, self.identity = make, count, tokenizer, context, identity
         self.masked = masked
@@ -346,11 +347,17 @@ class Streams:
         return f"sample {number // self.count} of stream {number % self.count}"
 
 
-def open_streams(  # noqa: PLR0917
-    dataset: str, config_name: str | None, path: str | None, split: str, tokenizer: Tokenizer, context: int, streams: int, seed: int
-) -> Streams:
-    """The split of a data set of the hub, or of the folder `path`; raises UsageError or LocalError."""
+def open_streams(config: TrainConfig, split: str, tokenizer: Tokenizer, context: int) -> Streams:
+    """The split of the data set of the hub, or of the folder, that `config` names; raises UsageError or LocalError."""
     import datasets
+
+    dataset, config_name, path, streams, seed = (
+        config.dataset,
+        config.dataset_config_name,
+        config.dataset_path,
+        config.data_streams,
+        config.seed,
+    )
 
     datasets.disable_progress_bars()
     name = path or dataset
@@ -379,8 +386,8 @@ def open_streams(  # noqa: PLR0917
                 streams,
                 tokenizer,
                 context,
-                f"{identity} {seed} {streams}",
-                "text" not in whole.column_names,
+                identity=f"{identity} {seed} {streams}",
+                masked="text" not in whole.column_names,
             )
         columns = whole.column_names or list(next(iter(whole), {}))
         parts = reader_of(columns, name)
@@ -390,8 +397,8 @@ def open_streams(  # noqa: PLR0917
         count,
         tokenizer,
         context,
-        f"{identity} {count}",
-        "text" not in columns,
+        identity=f"{identity} {count}",
+        masked="text" not in columns,
     )
 
 

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import os
 import socket
@@ -48,10 +49,10 @@ def run(config: TrainConfig, ranks: Ranks | None = None) -> int:
     stop = StopFlag(read_stop_at(os.environ.get("MUSTER_STOP_AT", "")))
     record_collectives()
     device, backend = join(ranks, config.backend, config.timeout_s)
-    local = config.checkpoint_dir and not config.checkpoint_dir.startswith("s3://")
-    watch = Watch(Path(config.checkpoint_dir if local else ".") / "hang", config.hang_timeout_s)  # type: ignore[operator]
+    folder = "." if (config.checkpoint_dir or "s3://").startswith("s3://") else config.checkpoint_dir
+    watch = Watch(Path(folder or ".") / "hang", config.hang_timeout_s)
     try:
-        return Run(config, ranks, shape, device, backend, stop, watch).train()
+        return Run(config, ranks, shape, device=device, backend=backend, stop=stop, watch=watch).train()
     except TrainerError:
         raise
     except Exception as error:
@@ -61,11 +62,36 @@ def run(config: TrainConfig, ranks: Ranks | None = None) -> int:
         raise
 
 
+class Reading:
+    """What a step gave, on its way to the host: a GPU works on while it travels, and is waited for only where a value is read."""
+
+    def __init__(self, step: int, samples: int, lr: float, *, status: torch.Tensor, norm: torch.Tensor, share: torch.Tensor) -> None:
+        self.step, self.samples, self.lr = step, samples, lr
+        values = torch.cat([status.double(), torch.stack([norm.double(), share.double()])])
+        self.event = torch.cuda.Event() if values.is_cuda else None
+        self.host = torch.empty(len(values), dtype=values.dtype, pin_memory=values.is_cuda)
+        self.host.copy_(values, non_blocking=True)
+        if self.event:
+            self.event.record()
+
+    @functools.cached_property
+    def values(self) -> list[float]:
+        if self.event:
+            self.event.synchronize()
+        return self.host.tolist()
+
+    loss = property(lambda self: self.values[0])  # the mean over all ranks
+    stop = property(lambda self: bool(self.values[1]))
+    failed = property(lambda self: bool(self.values[2]))
+    norm = property(lambda self: self.values[3])
+    share = property(lambda self: self.values[4])
+
+
 class Run:
     """One start of a training run on one rank."""
 
     def __init__(
-        self, config: TrainConfig, ranks: Ranks, shape: Shape, device: torch.device, backend: str, stop: StopFlag, watch: Watch
+        self, config: TrainConfig, ranks: Ranks, shape: Shape, *, device: torch.device, backend: str, stop: StopFlag, watch: Watch
     ) -> None:
         self.config, self.ranks, self.shape, self.device, self.stop, self.watch = config, ranks, shape, device, stop, watch
         began = time.perf_counter()
@@ -98,11 +124,14 @@ class Run:
             resume = None
         found = checkpoint.newest([store for store in (self.store, resume) if store], required=resume is not None)
         if found:
+            store, step = found
             keys = source.keys(self.engine.data_rank, self.engine.data_ranks) if hasattr(source, "keys") else []
-            manifest, states = checkpoint.load(*found, self.model, self.optimizer, self.identity, keys)
+            manifest, states = checkpoint.load(store, step, self.model, self.optimizer, identity=self.identity, keys=keys)
             self.step, self.samples = manifest["step"], manifest["samples"]
-        self.lr = 0.0
-        self.loader = Loader(source, self.engine.data_rank, self.engine.data_ranks, self.engine.samples, self.samples, states)
+        # A GPU is never waited for inside the step: its readings are looked at when the next step has been handed to it.
+        self.late = device.type == "cuda" and getattr(self.engine, "scale", None) is None
+        self.logged, self.since, self.waited = self.step, 0.0, 0.0
+        self.loader = Loader(source, self.engine.data_rank, self.engine.data_ranks, self.engine.samples, first=self.samples, states=states)
         self.saver = checkpoint.Saver(self.store, config.keep_checkpoints, bool(config.async_checkpoint)) if self.store else None
         self.stragglers = Stragglers(device, config.straggler_ratio) if config.straggler_freq and ranks.world_size > 1 else None
         self.validation: list[Any] = []
@@ -115,9 +144,10 @@ class Run:
             self.ledger = Ledger(self.store.read(Ledger.NAME) if self.store else None, self.step)
             self.ledger.add("start", time.perf_counter() - began)
 
+        start = f"Resumed from step {self.step} ({found[0].path(found[1])})" if found else "Started at step 0"
         self.log.info(
-            f"{f'Resumed from step {self.step} ({found[0].path(found[1])})' if found else 'Started at step 0'}: {shape.parameters()} parameters, "
-            f"{ranks.world_size} ranks by {ranks.launcher}, {backend}, {self.engine.layout}, {self.engine.precision}, restart {ranks.restart}; {self.utilisation}"
+            f"{start}: {shape.parameters()} parameters, {ranks.world_size} ranks by {ranks.launcher}, {backend}, {self.engine.layout}, "
+            f"{self.engine.precision}, restart {ranks.restart}; {self.utilisation}"
         )
         if self.engine.remark:
             self.log.info(self.engine.remark)
@@ -149,8 +179,11 @@ class Run:
         if self.step >= config.max_steps:
             self.log.info(f"All {config.max_steps} steps were trained before: nothing to do")
             return 0
-        logged, since, waited, looked, slowest = self.step, time.perf_counter(), 0.0, 0.0, 0.0
+        self.since = time.perf_counter()
+        self.logged = self.step
+        slowest = looked = 0.0
         stopping = False
+        before: Reading | None = None
         while self.step < config.max_steps and not stopping:
             began = time.perf_counter()
             self.watch.at("data", self.step)
@@ -164,39 +197,44 @@ class Run:
                 norm = self.engine.clip(config.grad_clip)
             # One reduction a step tells every rank the loss of all tokens, whether any was asked to stop, and whether any could not save.
             with self.range("reduce"):
-                saver = self.saver
-                needed = slowest + (saver.seconds if saver else 0.0)
-                flags = [float(self.stop.asked(needed)), float(bool(saver and saver.failed))]
+                needed = slowest + (self.saver.seconds if self.saver else 0.0)
+                flags = [float(self.stop.asked(needed)), float(bool(self.saver and self.saver.failed))]
                 status = torch.stack([loss, *(loss.new_tensor(value) for value in flags)])
                 dist.all_reduce(status)
-                value, stop, failed = status.tolist()
-                grad_norm = float(norm)
-            if failed:
-                saver.wait()  # type: ignore[union-attr]
-                raise TrainerError("another rank could not write its part of the checkpoint: look at its last line")
-            usable = self.engine.keeps(grad_norm)
-            if not math.isfinite(value) or (usable and not math.isfinite(grad_norm)):
-                self.not_finite(value, grad_norm, float(loss))
+                rate = optim.learning_rate(config, self.step + 1)
+                reading = Reading(self.step + 1, self.samples, rate, status=status, norm=norm, share=loss)
+                usable = True if self.late else self.engine.keeps(reading.norm)
+            if not self.late:
+                self.check(reading, usable)
             with self.range("optimizer"):
-                self.lr = optim.learning_rate(config, self.step + 1)
                 for group in self.optimizer.param_groups:
-                    group["lr"] = self.lr
+                    group["lr"] = reading.lr
                 if usable:
                     self.optimizer.step()
                 self.optimizer.zero_grad()
             self.step += 1
             self.samples += self.batch
-            stopping = bool(stop)
-            last = self.step == config.max_steps or stopping
+            looked += data
+            self.waited += data
+            validating = bool(config.validation_freq) and self.step % (config.validation_freq or 1) == 0
+            saving = self.saver is not None and self.step % config.checkpoint_freq == 0
+            if self.late and before:
+                self.check(before, True)
+                stopping = before.stop
+                self.report(before)
+            if not self.late or validating or saving or stopping or self.step == config.max_steps:
+                if self.late:
+                    self.check(reading, True)
+                stopping = stopping or reading.stop
+                self.report(reading, last=stopping)
+                before = None
+            else:
+                before = reading
             took = time.perf_counter() - began
             slowest = max(slowest, took)
-            waited, looked = waited + data, looked + data
             self.spend("data", data)
             self.spend("step", took - data)
-            if self.step % config.logging_freq == 0 or last:
-                seconds = time.perf_counter() - since
-                self.report(value, grad_norm, self.step - logged, seconds, waited / seconds)
-                logged, since, waited = self.step, time.perf_counter(), 0.0
+            last = self.step == config.max_steps or stopping
             paused = time.perf_counter()
             if self.stragglers and self.step % config.straggler_freq == 0:
                 self.watch.at("looking for stragglers")
@@ -204,51 +242,69 @@ class Run:
                     self.log.warning(sentence)
                     self.lines.write(event="straggler", step=self.step, text=sentence)
                 looked = 0.0
-            if config.validation_freq and (self.step % config.validation_freq == 0 or last):
+            if validating or (config.validation_freq and last):
                 self.validate()
-            if self.saver and (self.step % config.checkpoint_freq == 0 or last):
+            if self.saver and (saving or last):
                 self.save()
             self.saved()
-            since += time.perf_counter() - paused
+            self.since += time.perf_counter() - paused
         self.end(stopping)
         return 0 if self.step == config.max_steps else EXIT_STOPPED
+
+    def check(self, reading: Reading, usable: bool) -> None:
+        """Raises TrainerError where a rank could not save, or where the step's loss is no number."""
+        if reading.failed:
+            assert self.saver
+            self.saver.wait()
+            raise TrainerError("another rank could not write its part of the checkpoint: look at its last line")
+        if not math.isfinite(reading.loss) or (usable and not math.isfinite(reading.norm)):
+            self.not_finite(reading)
 
     def move(self, batch: tuple[torch.Tensor, torch.Tensor | None]) -> list[torch.Tensor | None]:
         return [part if part is None else part.to(self.device, non_blocking=True) for part in batch]
 
-    def not_finite(self, value: float, grad_norm: float, share: float) -> None:
-        """All ranks come here; they tell each other whose batch it was. Nothing was changed by the step yet."""
-        mine = (math.isfinite(share), f"rank {self.ranks.rank} on {socket.gethostname()}, samples {self.loader.where(self.samples)}")
+    def not_finite(self, reading: Reading) -> None:
+        """All ranks come here; they tell each other whose batch it was. No checkpoint has been begun since."""
+        mine = (
+            math.isfinite(reading.share),
+            f"rank {self.ranks.rank} on {socket.gethostname()}, samples {self.loader.where(reading.samples)}",
+        )
         everyone: list[Any] = [None] * self.ranks.world_size
         dist.all_gather_object(everyone, mine)
-        whose = [where for finite, where in everyone if not finite] or [f"samples {self.samples} to {self.samples + self.batch - 1}"]
-        self.lines.write(event="not_finite", step=self.step + 1, batches=whose)
+        whose = [where for finite, where in everyone if not finite] or [f"samples {reading.samples} to {reading.samples + self.batch - 1}"]
+        self.lines.write(event="not_finite", step=reading.step, batches=whose)
         raise TrainerError(
-            f"the loss of step {self.step + 1} is {value} and its gradient norm {grad_norm}, in the batch of {'; '.join(whose[:4])}: lower --lr or "
-            f"look at the data; the checkpoints before it are untouched"
+            f"the loss of step {reading.step} is {reading.loss} and its gradient norm {reading.norm}, in the batch of "
+            f"{'; '.join(whose[:4])}: lower --lr or look at the data; the checkpoints before it are untouched"
         )
 
-    def report(self, value: float, grad_norm: float, steps: int, seconds: float, waiting: float) -> None:
-        """The log line and its twin."""
-        speed = steps * self.batch / seconds
+    def report(self, reading: Reading, last: bool = False) -> None:
+        """The log line of a step and its twin, every --logging_freq steps."""
+        if reading.step % self.config.logging_freq and not last and reading.step != self.config.max_steps:
+            return
+        now = time.perf_counter()
+        speed = (reading.step - self.logged) * self.batch / (now - self.since)
+        waiting = self.waited / (now - self.since)
+        self.logged, self.since, self.waited = reading.step, now, 0.0
         per_s = speed * self.context
         used = self.utilisation.of(per_s / self.ranks.world_size)
         memory = torch.cuda.max_memory_allocated(self.device) / 2**30 if self.device.type == "cuda" else resident() / 2**30
-        more = {"tokens/s": f"{per_s:.0f}", "grad_norm": f"{grad_norm:.4f}"}
-        more |= {
+        more = {
+            "tokens/s": f"{per_s:.0f}",
+            "grad_norm": f"{reading.norm:.4f}",
             "mfu": "n/a" if used["mfu"] is None else f"{100 * used['mfu']:.1f}%",
             "mem": f"{memory:.2f} GiB",
             "data": f"{100 * waiting:.1f}%",
         }
-        self.log.info(batch_line(self.step, value, speed, self.lr, **more))
-        record = {"loss": value, "samples_per_s": speed, "tokens_per_s": per_s, "lr": self.lr, "grad_norm": grad_norm}
+        self.log.info(batch_line(reading.step, reading.loss, speed, reading.lr, **more))
+        record = {"loss": reading.loss, "samples_per_s": speed, "tokens_per_s": per_s, "lr": reading.lr, "grad_norm": reading.norm}
         record |= {"memory_gib": memory, "data_share": waiting}
-        self.lines.write(step=self.step, **record, **used)
-        self.track(record | {name: share for name, share in used.items() if share is not None})
+        self.lines.write(step=reading.step, **record, **used)
+        self.track(record | {name: share for name, share in used.items() if share is not None}, reading.step)
 
-    def track(self, record: dict[str, float]) -> None:
+    def track(self, record: dict[str, float], step: int) -> None:
         for tracker in self.trackers:
-            tracker(record, self.step)
+            tracker(record, step)
 
     def validate(self) -> None:
         """The mean loss of the same batches each time; they are read once."""
@@ -257,14 +313,14 @@ class Run:
         config, engine = self.config, self.engine
         if not self.validation:
             source = open_source(config, self.shape.vocab_size, self.context, validation=True)
-            loader = Loader(source, engine.data_rank, engine.data_ranks, config.val_batch_size, 0)
+            loader = Loader(source, engine.data_rank, engine.data_ranks, config.val_batch_size)
             self.validation = [loader.next() for _ in range(config.validation_batches)]
         shares = torch.stack([engine.evaluate(*self.move(batch)) for batch in self.validation]).mean()
         dist.all_reduce(shares)
         loss = float(shares)
         self.log.info(f"Batch {self.step} Validation loss: {loss:.5f}")
         self.lines.write(event="validation", step=self.step, validation_loss=loss)
-        self.track({"validation_loss": loss})
+        self.track({"validation_loss": loss}, self.step)
         self.spend("validation", time.perf_counter() - began)
 
     def save(self) -> None:
@@ -313,9 +369,10 @@ class Run:
             self.ledger.text(self.step)
             summary = self.ledger.summary()
             self.log.info(
-                f"Goodput {100 * summary['goodput']:.1f}% of {summary['wall']:.0f} s over {summary['starts']} starts: {summary['lost']:.1f} s of "
-                f"steps done again, {summary['gaps']:.1f} s between starts, {summary['start']:.1f} s starting, {summary['data']:.1f} s waiting for "
-                f"data, {summary['checkpoint']:.1f} s for checkpoints, {summary['validation']:.1f} s validating"
+                f"Goodput {100 * summary['goodput']:.1f}% of {summary['wall']:.0f} s over {summary['starts']} starts: "
+                f"{summary['lost']:.1f} s of steps done again, {summary['gaps']:.1f} s between starts, {summary['start']:.1f} s starting, "
+                f"{summary['data']:.1f} s waiting for data, {summary['checkpoint']:.1f} s for checkpoints, "
+                f"{summary['validation']:.1f} s validating"
             )
             self.keep_ledger()
         self.lines.write(event="end", step=self.step, finished=self.step == config.max_steps)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""A small Hugging Face hub on loopback: as much of its interface as the real libraries ask for when they stream a set or fetch a tokenizer."""
+"""A small Hugging Face hub on loopback: what the real libraries ask for when they stream a set or fetch a tokenizer."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 from trainer.config import UsageError
-from trainer.launch import Ranks, first_host, read_ranks
+from trainer.launch import Ranks, StopFlag, fan_out, first_host, processes_per_host, read_ranks, read_stop_at
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "a", "MASTER_PORT": "29500"}
 SLURM = {
@@ -58,3 +58,59 @@ def test_first_host(nodelist: str, host: str) -> None:
 def test_an_empty_node_list_is_named() -> None:
     with pytest.raises(UsageError, match="set MASTER_ADDR"):
         first_host("")
+
+
+BATCH = {
+    "AWS_BATCH_JOB_NUM_NODES": "4",
+    "AWS_BATCH_JOB_NODE_INDEX": "2",
+    "AWS_BATCH_JOB_MAIN_NODE_INDEX": "1",
+    "AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS": "10.0.0.7",
+    "AWS_BATCH_JOB_ATTEMPT": "3",
+}
+
+
+def test_pytorchjob_is_a_rank_without_a_local_one() -> None:
+    pod = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "job-worker-0", "MASTER_PORT": "23456", "PET_NNODES": "2"}
+    assert read_ranks(pod) == Ranks(1, 2, 0, "job-worker-0", 23456, 0, "pytorchjob")
+
+
+def test_batch_counts_from_its_main_node() -> None:
+    assert read_ranks(BATCH) == Ranks(1, 4, 0, "10.0.0.7", 29500, 2, "batch")
+    main = {key: value for key, value in BATCH.items() if "PRIVATE" not in key} | {"AWS_BATCH_JOB_NODE_INDEX": "1"}
+    assert (read_ranks(main).rank, read_ranks(main).master_addr) == (0, "127.0.0.1")
+
+
+def test_sagemaker() -> None:
+    env = {"SM_HOSTS": '["algo-2", "algo-1"]', "SM_CURRENT_HOST": "algo-2", "SM_NUM_GPUS": "4"}
+    assert read_ranks(env) == Ranks(1, 2, 0, "algo-1", 29500, 0, "sagemaker")
+    assert read_ranks(env | TORCHRUN).launcher == "torchrun"
+    with pytest.raises(UsageError, match="cannot be read"):
+        read_ranks(env | {"SM_CURRENT_HOST": "algo-9"})
+
+
+def test_one_process_a_host_becomes_torchrun() -> None:
+    assert " ".join(fan_out(read_ranks(BATCH), 8)) == (
+        "--nnodes 4 --node-rank 1 --nproc-per-node 8 --master-addr 10.0.0.7 --master-port 29500 -m trainer"
+    )
+    assert "--standalone" in fan_out(Ranks(launcher="sagemaker"), 4)
+    assert processes_per_host({"MUSTER_PROCS_PER_HOST": "2"}) == 2
+    with pytest.raises(UsageError, match="MUSTER_PROCS_PER_HOST 'two' is not a number"):
+        processes_per_host({"MUSTER_PROCS_PER_HOST": "two"})
+
+
+def test_the_time_to_stop_at() -> None:
+    assert read_stop_at("") is None
+    assert read_stop_at("1000.5") == 1000.5
+    assert read_stop_at("2026-11-22T06:00:00Z") == read_stop_at("2026-11-22T07:00:00+01:00") == read_stop_at("2026-11-22T06:00:00")
+    with pytest.raises(UsageError, match="MUSTER_STOP_AT 'soon' is neither"):
+        read_stop_at("soon")
+
+
+def test_it_is_left_time_to_save(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainer.launch.signal.signal", lambda *_: None)
+    monkeypatch.setattr("trainer.launch.time.time", lambda: 1000.0)
+    assert not StopFlag().asked(1e9)
+    stop = StopFlag(1000.0 + 2 * 10 + StopFlag.MARGIN + 1)
+    assert not stop.asked(10)
+    assert stop.asked(11)
+    assert stop.reason == "MUSTER_STOP_AT"

@@ -70,7 +70,7 @@ def config(**more: Any) -> TrainConfig:
 
 def read(ranks: int, steps: int, batch: int = 16, settings: TrainConfig | None = None) -> torch.Tensor:
     """The tokens of `steps` batches of `batch` samples, in global order, as `ranks` ranks read them."""
-    loaders = [Loader(open_source(settings or config(), 256, CONTEXT), rank, ranks, batch // ranks, 0) for rank in range(ranks)]
+    loaders = [Loader(open_source(settings or config(), 256, CONTEXT), rank, ranks, batch // ranks) for rank in range(ranks)]
     return torch.cat([torch.stack([loader.next()[0] for loader in loaders], 1).flatten(0, 1) for _ in range(steps)])
 
 
@@ -93,7 +93,7 @@ def test_every_document_comes_once_and_in_order(hub: Hub) -> None:
     assert set(seen) <= expected
     assert len(expected - set(seen)) <= source.count * 32
     files = [sorted({int(text.split("file ")[1].split(":")[0]) for text in own}) for own in texts]
-    assert sorted(sum(files, [])) == list(range(FILES))
+    assert sorted(file for own in files for file in own) == list(range(FILES))
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 8, 16])
@@ -104,7 +104,7 @@ def test_the_order_does_not_depend_on_the_number_of_ranks(hub: Hub, ranks: int) 
 @pytest.mark.parametrize(("before", "after"), [(2, 2), (2, 4), (4, 1), (1, 8)])
 def test_a_restart_skips_and_repeats_nothing(hub: Hub, before: int, after: int) -> None:
     whole = read(1, 12)
-    loaders = [Loader(open_source(config(), 256, CONTEXT), rank, before, 16 // before, 0) for rank in range(before)]
+    loaders = [Loader(open_source(config(), 256, CONTEXT), rank, before, 16 // before) for rank in range(before)]
     for loader in loaders:
         for _ in range(7):
             loader.next()
@@ -116,14 +116,14 @@ def test_a_restart_skips_and_repeats_nothing(hub: Hub, before: int, after: int) 
     for rank in range(after):
         source = open_source(config(), 256, CONTEXT)
         mine = {key: states[key] for key in source.keys(rank, after) if key in states}
-        found.append(Loader(source, rank, after, 16 // after, 7 * 16, mine))
+        found.append(Loader(source, rank, after, 16 // after, first=7 * 16, states=mine))
     rest = torch.cat([torch.stack([loader.next()[0] for loader in found], 1).flatten(0, 1) for _ in range(5)])
     assert torch.equal(rest, whole[7 * 16 :])
 
 
 def test_where_the_number_of_ranks_divides_the_streams_each_file_is_read_by_one_rank(hub: Hub) -> None:
     hub.requests.clear()
-    loader = Loader(open_source(config(), 256, CONTEXT), 1, 4, 4, 0)
+    loader = Loader(open_source(config(), 256, CONTEXT), 1, 4, 4)
     for _ in range(3):
         loader.next()
     asked = {path.split("-train.")[1][:5] for path in hub.requests if "-train." in path and "resolve" in path}
@@ -132,7 +132,7 @@ def test_where_the_number_of_ranks_divides_the_streams_each_file_is_read_by_one_
 
 
 def test_validation_is_its_own_split(hub: Hub) -> None:
-    tokens, labels = Loader(open_source(config(), 256, CONTEXT, validation=True), 0, 1, 2, 0).next()
+    tokens, labels = Loader(open_source(config(), 256, CONTEXT, validation=True), 0, 1, 2).next()
     assert labels is None
     assert bytes(tokens[0].tolist()).startswith(b"held out. held out.")
 
@@ -147,7 +147,7 @@ def instructions(folder: Path) -> Path:
 
 def test_instruction_sets_have_the_prompt_masked(hub: Hub, tmp_path: Path) -> None:
     source = open_source(config(dataset_path=str(instructions(tmp_path / "set"))), 256, CONTEXT)
-    inputs, labels = Loader(source, 0, 1, 4, 0).next()
+    inputs, labels = Loader(source, 0, 1, 4).next()
     assert inputs.shape == labels.shape == (4, CONTEXT)
     for row, wanted in zip(inputs.tolist(), labels.tolist(), strict=True):
         text = bytes(row[1:]).decode()
@@ -175,7 +175,7 @@ def test_a_saved_set_is_read_whole_in_each_pass_whatever_the_ranks(hub: Hub, tmp
 
 def test_local_files_are_a_set_too(hub: Hub, tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": f"line {number}"}) + "\n" for number in range(40)))
-    tokens, _ = Loader(open_source(config(dataset_path=str(tmp_path)), 256, CONTEXT), 0, 1, 1, 0).next()
+    tokens, _ = Loader(open_source(config(dataset_path=str(tmp_path)), 256, CONTEXT), 0, 1, 1).next()
     assert bytes(tokens[0].tolist()).startswith(b"line 0\0line 1\0")
 
 
@@ -219,7 +219,7 @@ def test_a_folder_without_data_is_named(hub: Hub, tmp_path: Path) -> None:
 
 def test_a_gated_set_is_read_with_the_token_of_the_environment(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", TOKEN)
-    tokens, _ = Loader(open_source(config(dataset="gated/c4", dataset_config_name="en"), 256, CONTEXT), 0, 1, 1, 0).next()
+    tokens, _ = Loader(open_source(config(dataset="gated/c4", dataset_config_name="en"), 256, CONTEXT), 0, 1, 1).next()
     assert bytes(tokens[0].tolist()).startswith(b"document 0 of file 0")
 
 

@@ -8,7 +8,6 @@ import json
 import os
 import shutil
 import signal
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,7 +15,8 @@ import pytest
 
 from trainer import data
 from trainer.metrics import LINE
-from trainer.tests.ranks import NO_TORCH, PATIENCE, Job, start
+from trainer.tests.ranks import NO_TORCH, PATIENCE, start
+from trainer.tests.runs import losses, records, train, wait_for_step
 
 pytest.importorskip("torch", reason=NO_TORCH)
 
@@ -29,50 +29,6 @@ from trainer.llama import Llama
 from trainer.models import shape_of
 from trainer.optim import learning_rate
 from trainer.parallel import build
-
-MAIN = "trainer.__main__:main"
-BATCH = 8  # samples per step over all ranks
-SMALL = ["--model", "tiny", "--hidden_width", "64", "--num_layers", "2", "--num_heads", "4", "--intermediate_size", "128"]
-
-
-@pytest.fixture(scope="module")
-def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("data")
-    data.prepare(folder, 100_000, 1, 256)
-    return folder
-
-
-def train(ranks: int, folder: Path, tokens: Path, steps: int, *more: str, **env: str) -> Job:
-    """Start a run that keeps its checkpoints and its train.jsonl in `folder`."""
-    argv = ["train", *SMALL, "--dataset_path", str(tokens), "--train_batch_size", str(BATCH // ranks), "--max_steps", str(steps)]
-    argv += ["--lr_decay_iters", "20", "--lr", "3e-3", "--checkpoint_dir", str(folder), "--backend", "gloo", *more]
-    return start(ranks, folder / "output", MAIN, argv, **env)
-
-
-def records(folder: Path) -> list[dict]:
-    path = folder / "train.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
-def losses(folder: Path) -> dict[int, float]:
-    """Loss by step; the last line of a step counts."""
-    return {record["step"]: record["loss"] for record in records(folder) if "loss" in record}
-
-
-def wait_for_step(folder: Path, step: int) -> None:
-    end = time.monotonic() + PATIENCE
-    while step not in losses(folder):
-        assert time.monotonic() < end, f"step {step} did not come"
-        time.sleep(0.01)
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory, tokens: Path) -> Path:
-    """A whole run of 20 steps on 2 ranks."""
-    folder = tmp_path_factory.mktemp("undisturbed")
-    job = train(2, folder, tokens, 20, "--checkpoint_freq", "5", "--keep_checkpoints", "0")
-    assert job.end() == [0, 0], job.output()
-    return folder
 
 
 def test_the_loss_falls_and_each_step_is_logged(undisturbed: Path) -> None:
@@ -217,7 +173,7 @@ def test_ranks_read_disjoint_samples_that_are_the_whole_step(tokens: Path) -> No
     source = data.Tokens(tokens, 128, 3)
     whole = source.samples(range(16, 24))
     assert whole.shape == (8, 129)
-    parts = [data.Loader(source, rank, 4, 2, 16).next()[0] for rank in range(4)]
+    parts = [data.Loader(source, rank, 4, 2, first=16).next()[0] for rank in range(4)]
     assert torch.equal(torch.stack(parts, 1).flatten(0, 1), whole)
     assert len({tuple(sample) for sample in whole.tolist()}) == 8
     first = data.window_of(3, 16, source.windows) * 128

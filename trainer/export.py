@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright: the Muster developers
+"""`export`: a checkpoint of train as a folder that transformers reads. One process, one tensor in memory at a time."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+
+from trainer.config import NATURAL, Parser, UsageError
+
+DTYPES = ("bf16", "fp16", "fp32")
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = Parser(prog="python -m trainer export", description="Write a checkpoint as a Hugging Face model.")
+    parser.add_argument("--checkpoint_dir", required=True, help="folder or s3://BUCKET/PREFIX that train wrote")
+    parser.add_argument("--step", type=NATURAL, default=None, help="the checkpoint's step (the newest if not given)")
+    parser.add_argument("--out", type=Path, required=True, help="folder to write; it must not hold a model yet")
+    parser.add_argument("--dtype", default="bf16", choices=DTYPES, help="what the weights are written as")
+    asked = parser.parse(argv)
+
+    import torch
+    import torch.distributed.checkpoint as dcp
+
+    from trainer import checkpoint, hf
+    from trainer.models import Shape
+
+    store = checkpoint.open_store(asked.checkpoint_dir)
+    steps = checkpoint.complete_steps(store)
+    step = asked.step if asked.step is not None else (steps[-1] if steps else None)
+    if step is None or step not in steps:
+        there = f"there are {', '.join(map(str, steps))}" if steps else "there is none"
+        raise UsageError(
+            f"{store} has no complete checkpoint{'' if step is None else f' of step {step}'}, {there}: look at --checkpoint_dir"
+        )
+    if (asked.out / "config.json").exists():
+        raise UsageError(f"{asked.out} holds a model already: choose another --out")
+    manifest = store.manifest(step)
+    assert manifest is not None
+    shape = Shape(**{entry.name: manifest["identity"][entry.name] for entry in fields(Shape)})
+    metadata = store.reader(step).read_metadata().state_dict_metadata
+
+    def weight(key: str) -> torch.Tensor:
+        found = metadata[key]
+        state = {key: torch.empty(found.size, dtype=found.properties.dtype)}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it says that there is no process group
+            dcp.load(state, storage_reader=store.reader(step), no_dist=True)
+        return state[key]
+
+    keys = [key for key in metadata if key.startswith("model.")]
+    named = ((key.removeprefix("model."), lambda key=key: weight(key)) for key in keys)
+    hf.save(asked.out, shape, named, {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[asked.dtype])
+    print(f"{asked.out}: {len(keys)} tensors of {store.path(step)} as {asked.dtype}")
+    return 0

@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright: the Muster developers
+"""What several test files use: a small data set, and a whole run over it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from trainer import data
+from trainer.tests.runs import train
+
+
+@pytest.fixture(scope="session")
+def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    data.prepare(folder, 100_000, 1, 256)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, tokens: Path) -> Path:
+    """A whole run of 20 steps on 2 ranks."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    job = train(2, folder, tokens, 20, "--checkpoint_freq", "5", "--keep_checkpoints", "0")
+    assert job.end() == [0, 0], job.output()
+    return folder
