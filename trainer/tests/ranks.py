@@ -46,9 +46,9 @@ class Job:
     def output(self, rank: int = 0) -> str:
         return (self.folder / f"rank-{rank}.txt").read_text()
 
-    def end(self) -> list[int]:
+    def end(self, patience: float = PATIENCE) -> list[int]:
         for process in self.processes:
-            process.join(PATIENCE)
+            process.join(patience)
             if process.exitcode is None:
                 process.kill()
                 process.join()

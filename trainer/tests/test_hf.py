@@ -124,7 +124,7 @@ def checkpoint(folder: Path, **changes: Any) -> Path:
         ({"model_type": "gpt2"}, {}, "holds a model of type gpt2; known are llama, mistral, mixtral"),
         ({"rope_parameters": {"rope_type": "yarn"}}, {}, "stretches its rotary embedding by yarn"),
         ({"attention_bias": True}, {}, "has heads of another width or biases"),
-        ({"num_hidden_layers": 5}, {}, "has no model.layers.4.self_attn.q_proj.weight: it is the checkpoint of another kind of model"),
+        ({"num_hidden_layers": 5}, {}, "has no model.layers.4.input_layernorm.weight: it is the checkpoint of another kind of model"),
         ({"intermediate_size": 256}, {}, "has the size [128, 64] and not [256, 64]"),
         ({}, {"num_layers": 3}, "--num_layers 3 differs from the 4 of"),
         ({}, {"max_context_width": 256}, "--max_context_width 256 is above the 128 tokens"),
@@ -180,6 +180,9 @@ class Hub(http.server.BaseHTTPRequestHandler):
             )
         if "broken/" in self.path:
             return self.answer(500, b"{}")
+        if "/tree/" in self.path:
+            sizes = [{"type": "file", "path": path.name, "size": path.stat().st_size, "oid": "0" * 40} for path in self.folder.iterdir()]
+            return self.answer(200, json.dumps(sizes).encode(), Content_Type="application/json")
         if "/api/models/" in self.path:
             name = "/".join(self.path.split("/api/models/")[1].split("/")[:2])
             files = [{"rfilename": path.name} for path in self.folder.iterdir()]
