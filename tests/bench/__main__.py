@@ -64,7 +64,24 @@ def table(found: dict, trainer: dict, added: dict) -> str:
         )
     )
     if trainer:
-        rows.append(("Trainer steps/s / bare loop", trainer["ratio"], "", ""))
+        rows += [
+            (
+                "Trainer's step / bare PyTorch loop's",
+                trainer["loop_overhead"],
+                "1.03",
+                f"{trainer['bare_steps_per_s']:.2f} / {trainer['trainer_steps_per_s']:.2f} steps/s",
+            ),
+            (
+                "Asynchronous save's stall / synchronous save",
+                trainer["stall_to_save"],
+                "0.1",
+                f"{trainer['stall_s']:.3f} s / {trainer['save_s']:.2f} s",
+            ),
+            ("1M tokens/s / pre-tokenised loader", 1e6 / trainer["loader_tokens_per_s"], "1", f"{trainer['loader_tokens_per_s']} tokens/s"),
+        ]
+    if "streamed_to_tokenizer" in trainer:
+        of = f"{trainer['tokenizer_tokens_per_s']} / {trainer['streamed_tokens_per_s']} tokens/s"
+        rows.append(("Bare tokenizer / streaming", 1 / trainer["streamed_to_tokenizer"], "1.25", of))
     lines = ["| What | Measured | At most | Of |", "|---|---|---|---|"]
     lines += [f"| {what} | {value:.2f} | {bound} | {of} |" for what, value, bound, of in rows]
     where = (

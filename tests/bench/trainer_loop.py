@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""Steps a second of the trainer against a bare PyTorch loop of the same model, in turns, in one process. Prints one JSON object.
+"""What the trainer costs beside what it does: the loop, a checkpoint, the data. Prints one JSON object.
 
-python tests/bench/trainer_loop.py   (in an environment with torch; about a minute on one core)
+python tests/bench/trainer_loop.py   (in an environment with torch; about two minutes on one quiet core)
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -18,16 +19,17 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import torch
 import torch.distributed as dist
 
-from trainer import data, metrics
+from trainer import checkpoint, data, metrics, optim
 from trainer.config import TrainConfig
-from trainer.launch import Ranks
-from trainer.llama import Llama, initial_value, summed_loss
+from trainer.launch import Ranks, join
+from trainer.llama import Llama, initial_value
+from trainer.parallel import build
 from trainer.train import read_shape, run
 
 ROUNDS = 5  # the best of each side counts: other work on the machine only ever slows a round down
-WARM = 5  # steps before the clock starts
-STEPS = 20
-BATCH = 8
+WARM = 3  # steps before the clock starts
+STEPS = 12
+BATCH = 4
 
 
 def trainer_steps_per_s(folder: Path, config: TrainConfig) -> float:
@@ -48,16 +50,106 @@ def bare_steps_per_s(folder: Path, config: TrainConfig) -> float:
         for name, parameter in model.named_parameters():
             parameter.copy_(initial_value(name, parameter.shape, config.seed, config.initializer_range))
     optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr, fused=True)
-    source = data.Tokens(folder, shape.max_context_width)
-    batches = [source.batch(config.seed, step * BATCH, BATCH) for step in range(WARM + STEPS)]
+    source = data.Tokens(folder, shape.max_context_width, config.seed)
+    batches = [source.samples(range(step * BATCH, (step + 1) * BATCH)) for step in range(WARM + STEPS)]
     for step, samples in enumerate(batches):
         if step == WARM:
             began = time.perf_counter()
-        (summed_loss(model, samples) / (BATCH * shape.max_context_width)).backward()
+        (model(samples[:, :-1], labels=samples[:, 1:]).sum() / (BATCH * shape.max_context_width)).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), config.grad_clip)
         optimizer.step()
         optimizer.zero_grad()
     return STEPS / (time.perf_counter() - began)
+
+
+def loop(folder: Path) -> dict:
+    """Time a step of the trainer over that of a bare loop, in turns, for a model whose step takes a few tenths of a second."""
+    config = TrainConfig(
+        model="tiny",
+        max_context_width=256,
+        hidden_width=384,
+        intermediate_size=1024,
+        dataset_path=str(folder),
+        train_batch_size=BATCH,
+        max_steps=WARM + STEPS,
+        backend="gloo",
+        jsonl=str(folder / "train.jsonl"),
+    )
+    rounds = [(trainer_steps_per_s(folder, config), bare_steps_per_s(folder, config)) for _ in range(ROUNDS)]
+    trainer, bare = (max(column) for column in zip(*rounds, strict=True))
+    return {"trainer_steps_per_s": round(trainer, 3), "bare_steps_per_s": round(bare, 3), "loop_overhead": round(bare / trainer, 4)}
+
+
+def stall(folder: Path) -> dict:
+    """How long a save stops the training, asynchronous over synchronous: about 350 MB of weights and optimizer state."""
+    device, _ = join(Ranks(), "gloo", 60)
+    config = TrainConfig(model="tiny", hidden_width=768, intermediate_size=3072, num_heads=12, num_key_value_heads=4)
+    model = build(read_shape(config), config, device).model
+    optimizer = optim.adamw(model, config)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    seconds: dict[bool, list[float]] = {False: [], True: []}
+    store = checkpoint.open_store(str(folder / "checkpoints"))
+    savers = {kind: checkpoint.Saver(store, 1, kind) for kind in (False, True)}
+    for step in range(2 * ROUNDS + 2):
+        kind = step % 2 == 1
+        began = time.perf_counter()
+        savers[kind].save(step, checkpoint.state_of(model, optimizer), {"identity": {}})
+        seconds[kind].append(time.perf_counter() - began)
+        savers[kind].wait()
+    dist.destroy_process_group()
+    # The first asynchronous one gets its memory, which the later ones find.
+    synchronous, asynchronous = min(seconds[False]), min(seconds[True][1:])
+    return {"save_s": round(synchronous, 4), "stall_s": round(asynchronous, 4), "stall_to_save": round(asynchronous / synchronous, 4)}
+
+
+def tokens_per_s(loader: data.Loader, batches: int) -> float:
+    loader.next()
+    began = time.perf_counter()
+    tokens = sum(loader.next()[0].numel() for _ in range(batches))
+    return tokens / (time.perf_counter() - began)
+
+
+def texts(count: int) -> Iterator[str]:
+    sentences = data.sentences(1)
+    for _ in range(count):
+        yield "".join(next(sentences) for _ in range(20))
+
+
+def loader(folder: Path) -> dict:
+    """Tokens a second of the pre-tokenised loader, and of streamed text over its tokenizer alone, both on one core."""
+    ready = data.Loader(data.Tokens(folder, 4096, 1), 0, 1, 8)
+    found = {"loader_tokens_per_s": round(max(tokens_per_s(ready, 100) for _ in range(3)))}
+    try:
+        import datasets  # noqa: F401
+        from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+    except ModuleNotFoundError:
+        return found
+    from trainer.streams import DOCUMENTS, Fast
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel()
+    tokenizer.train_from_iterator(texts(200), trainers.BpeTrainer(vocab_size=4000, special_tokens=["</s>"], show_progress=False))
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "text").mkdir()
+    documents = list(texts(8000))
+    (folder / "text" / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in documents))
+    bare, streamed = [], []
+    for _ in range(3):
+        fast = Fast(folder / "tokenizer.json", None)
+        began = time.perf_counter()
+        ids = sum(
+            len(document) for start in range(0, len(documents), DOCUMENTS) for document in fast.encode(documents[start : start + DOCUMENTS])
+        )
+        bare.append(ids / (time.perf_counter() - began))
+        config = TrainConfig(dataset_path=str(folder / "text"), tokenizer=str(folder / "tokenizer.json"))
+        streamed.append(tokens_per_s(data.Loader(data.open_source(config, 4000, 2048), 0, 1, 8), ids // (2048 * 8) - 6))
+    return found | {
+        "tokenizer_tokens_per_s": round(max(bare)),
+        "streamed_tokens_per_s": round(max(streamed)),
+        "streamed_to_tokenizer": round(max(streamed) / max(bare), 3),
+    }
 
 
 def main() -> None:
@@ -65,19 +157,17 @@ def main() -> None:
     metrics.logger().handlers[0].setLevel("ERROR")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        data.prepare(folder, 200_000, 1, 256)
-        config = TrainConfig(
-            model="tiny",
-            dataset_path=name,
-            train_batch_size=BATCH,
-            max_steps=WARM + STEPS,
-            backend="gloo",
-            jsonl=str(folder / "train.jsonl"),
-        )
-        rounds = [(trainer_steps_per_s(folder, config), bare_steps_per_s(folder, config)) for _ in range(ROUNDS)]
-    trainer, bare = (max(column) for column in zip(*rounds, strict=True))
-    print(json.dumps({"trainer_steps_per_s": round(trainer, 3), "bare_steps_per_s": round(bare, 3), "ratio": round(trainer / bare, 3)}))
+        data.prepare(folder, 5_000_000, 1, 256)
+        parts = sys.argv[1:] or ["loop", "stall", "loader"]
+        measured: dict = {}
+        for part in parts:
+            measured |= {"loop": loop, "stall": stall, "loader": loader}[part](folder)
+    print(json.dumps(measured), flush=True)
 
 
 if __name__ == "__main__":
+    import os
+
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # one core for both sides
     main()
+    os._exit(0)  # as the trainer leaves: gloo's threads may abort an interpreter that ends

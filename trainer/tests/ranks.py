@@ -15,7 +15,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 NO_TORCH = "torch is not installed in this environment: `pip install ./trainer` brings it, then these tests run"
-PATIENCE = 60  # seconds; a rank that takes longer hangs
+PATIENCE = 120  # seconds; a rank that takes longer hangs
 
 os.environ["PYTHONPATH"] = str(ROOT)
 context = multiprocessing.get_context("forkserver")
