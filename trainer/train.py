@@ -58,6 +58,7 @@ def run(config: TrainConfig, ranks: Ranks | None = None) -> int:
     except Exception as error:
         advice = f"lower --train_batch_size {config.train_batch_size} or --max_context_width, or spread the model over more ranks"
         if expected := watch.explain(error, advice):
+            watch.linger()
             raise expected from None
         raise
 

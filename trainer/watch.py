@@ -26,6 +26,7 @@ LOST = re.compile(
     r"gloo/transport|Connection (closed|reset|refused)|Broken pipe|NCCL|[Tt]imed out|Socket ?Timeout|DistNetworkError", re.IGNORECASE
 )
 OUT_OF_MEMORY = re.compile(r"out of memory|can't allocate memory|Cannot allocate memory|std::bad_alloc")
+ALONE = ("start", "data", "optimizer")  # parts of a step that need no other rank
 LOOKS = 3  # in a row, after which a slow rank is named
 
 
@@ -79,10 +80,17 @@ class Watch:
             file.flush()
             faulthandler.dump_traceback(file, all_threads=True)
         (self.folder / f"hang-rank-{self.rank}-collectives.json").write_bytes(flight_recorder())
+        first = self.claim()
         time.sleep(min(5.0, self.timeout_s / 4))  # the others write theirs, and tell where they are
-        if self.claim("hang"):
+        if first:
             print(f"trainer: {self._sentence()}", file=sys.stderr)
+        self.linger()
         leave(TrainerError.exit_code)
+
+    def linger(self) -> None:
+        """The others ask rank 0 whether they should speak, so it leaves last."""
+        if self.rank == 0 and self.world_size > 1:
+            time.sleep(2)
 
     def _sentence(self) -> str:
         told: dict[int, tuple[int, str, str]] = {}
@@ -94,10 +102,10 @@ class Watch:
                 continue
         return hang_sentence(told, self.timeout_s, self.folder)
 
-    def claim(self, what: str) -> bool:
-        """True on one rank: the first that asks. Where the ranks can no longer ask, true on the two lowest."""
+    def claim(self) -> bool:
+        """True on one rank: the first that fails. Where rank 0 can no longer be asked, true on rank 1."""
         try:
-            return self.store.add(what, 1) == 1
+            return self.store.add("failed", 1) == 1
         except Exception:
             return self.rank <= 1
 
@@ -108,14 +116,14 @@ class Watch:
             wanted = re.search(r"[Tt]ried to allocate ([\d.]+ \w+)|you tried to allocate (\d+ bytes)", text)
             size = f" ({next(filter(None, wanted.groups()))} more wanted)" if wanted else ""
             where = f"rank {self.rank} on {socket.gethostname()} ran out of memory in step {self.step + 1}{size}"
-            return Said(f"{where}: {advice}", self.claim("memory"))
+            return Said(f"{where}: {advice}", self.claim())
         if isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and LOST.search(text)):
             peer = re.search(r"\[([\d.a-fA-F:]+)\]:\d+", text)
             where = f" (its address is {peer[1]})" if peer and not peer[1].startswith("127.") else ""
             return Said(
                 f"step {self.step + 1} was not finished, because another rank ended or its network failed{where}: look at that rank's last "
                 f"line, then start the job again; it goes on from the newest checkpoint",
-                self.claim("lost"),
+                self.claim(),
             )
         return None
 
@@ -125,8 +133,10 @@ def hang_sentence(told: dict[int, tuple[int, str, str]], timeout_s: int, folder:
     first = min(step for step, _, _ in told.values())
     behind = {rank: entry for rank, entry in told.items() if entry[0] == first}
     phases = [phase for _, phase, _ in behind.values()]
+    # Nobody waits for another rank in these; of other phases the rarer one is the odd one.
+    alone = {rank: entry for rank, entry in behind.items() if entry[1] in ALONE}
     common = statistics.mode(phases)
-    odd = {rank: entry for rank, entry in behind.items() if entry[1] != common} or behind
+    odd = alone or {rank: entry for rank, entry in behind.items() if entry[1] != common} or behind
     if len(odd) == len(told) > 1:
         named = f"all ranks are in {common} of step {first + 1}"
     else:
