@@ -222,17 +222,14 @@ class Engine:
 
     def clip(self, limit: float) -> Tensor:
         """Scale the gradients down to the norm `limit`; the norm of all ranks' gradients before that."""
-        gradients, squares = [], torch.zeros((), dtype=torch.float64, device=self.device)
-        for name, parameter in self.model.named_parameters():
-            if parameter.grad is not None:
-                gradient = parameter.grad.to_local() if isinstance(parameter.grad, DTensor) else parameter.grad
-                gradients.append(gradient)
-                squares += gradient.norm().double() ** 2 / self.copies[name]
+        found = [(p.grad, self.copies[name]) for name, p in self.model.named_parameters() if p.grad is not None]
+        gradients = [gradient.to_local() if isinstance(gradient, DTensor) else gradient for gradient, _ in found]
+        norms = torch.stack(torch._foreach_norm(gradients)).double()
+        squares = (norms**2 / torch.tensor([copies for _, copies in found], device=self.device)).sum()
         dist.all_reduce(squares)
         scale = self.scale.value if self.scale else 1.0
         norm = squares.sqrt() / scale
-        if gradients:
-            torch._foreach_mul_(gradients, ((limit / (norm + 1e-6)).clamp(max=1.0) / scale).to(gradients[0].dtype))
+        torch._foreach_mul_(gradients, ((limit / (norm + 1e-6)).clamp(max=1.0) / scale).to(gradients[0].dtype))
         return norm
 
     def keeps(self, norm: float) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -125,7 +125,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 @pytest.fixture(scope="module")
-def jobs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Job]:
+def jobs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[int, Job]]:
     """The ranks of each world size at work."""
     asked: dict[int, dict[str, Any]] = {}
     for size, cases in LAYOUTS.items():
@@ -134,9 +134,13 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Job]:
             asked.setdefault(size, {})[name] = (model, more, precisions)
             one = {"num_layers": more.get("num_layers", 2)}
             asked.setdefault(1, {})[reference(model, more)] = (model, one, list(LIMITS))
-    return {
+    started = {
         size: start(size, tmp_path_factory.mktemp(f"ranks-{size}"), f"{__name__}:run", [json.dumps(cases)]) for size, cases in asked.items()
     }
+    yield started
+    for job in started.values():
+        for process in job.processes:
+            process.kill()
 
 
 @pytest.fixture(scope="module")

@@ -75,6 +75,24 @@ def test_a_run_goes_on_with_another_number_of_ranks(ranks: int, tmp_path: Path, 
     assert losses(tmp_path) == {step: pytest.approx(expected[step], rel=1e-6) for step in range(11, 15)}
 
 
+@pytest.mark.parametrize(
+    "layout",
+    [
+        ["--tensor_parallel_degree", "2", "--train_batch_size", "8"],
+        ["--pipeline_parallel_degree", "2", "--gradient_accumulation_steps", "2", "--train_batch_size", "4"],
+        ["--context_parallel_degree", "2", "--train_batch_size", "8", "--activation_checkpointing", "1"],
+        ["--sharding_strategy", "ddp"],
+    ],
+)
+def test_a_run_goes_on_in_another_layout_and_back(layout: list[str], tmp_path: Path, tokens: Path, undisturbed: Path) -> None:
+    shutil.copytree(undisturbed / "step-10", tmp_path / "step-10")
+    expected = losses(undisturbed)
+    for steps, more in ((12, layout), (14, [])):
+        job = train(2, tmp_path, tokens, steps, *more)
+        assert job.end() == [0, 0], job.output()
+    assert losses(tmp_path) == {step: pytest.approx(expected[step], rel=1e-6) for step in range(11, 15)}
+
+
 def test_a_signal_to_one_rank_saves_on_all(tmp_path: Path, tokens: Path) -> None:
     job = train(2, tmp_path, tokens, 100_000)
     wait_for_step(tmp_path, 3)
@@ -118,6 +136,10 @@ def test_only_the_newest_checkpoints_are_kept(tmp_path: Path, tokens: Path) -> N
         (["--num_heads", "5"], 2, "trainer: hidden_width 64 is not an even multiple of num_heads 5"),
         (["--max_context_width", "100000"], 2, "fewer than one sample of 100000 needs"),
         (["--backend", "nccl"], 1, "there is no GPU for local rank 0"),
+        (["--tensor_parallel_degree", "2"], 2, "trainer: 1 ranks cannot be divided by 2"),
+        (["--precision", "float8"], 2, "trainer: --precision float8 needs a GPU of compute capability 8.9"),
+        (["--model", "mathstral-7b-tiny", "--max_context_width", "256"], 2, "trainer: --max_context_width 256 is above the 128 tokens"),
+        (["--init_from", "no/such/folder"], 2, "trainer: --init_from no/such/folder is neither a folder nor a model's name"),
     ],
 )
 def test_what_cannot_be_trained_ends_with_one_sentence(more: list[str], code: int, sentence: str, tmp_path: Path, tokens: Path) -> None:
