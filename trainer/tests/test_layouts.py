@@ -125,15 +125,17 @@ def run(argv: Sequence[str]) -> int:
 
 
 @pytest.fixture(scope="module")
-def jobs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[int, Job]]:
-    """The ranks of each world size at work."""
+def jobs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[int, Job]]:
+    """The ranks of each world size at work on the layouts that are asked for."""
+    chosen = [getattr(item, "callspec", None) for item in request.session.items if item.path == request.path]
+    wanted = [(spec.params["name"], spec.params["precision"]) for spec in chosen if spec]
     asked: dict[int, dict[str, Any]] = {}
     for size, cases in LAYOUTS.items():
         for name, (model, more) in cases.items():
-            precisions = [precision for precision in LIMITS if (name, precision) in CASES]
-            asked.setdefault(size, {})[name] = (model, more, precisions)
-            one = {"num_layers": more.get("num_layers", 2)}
-            asked.setdefault(1, {})[reference(model, more)] = (model, one, list(LIMITS))
+            if precisions := [precision for precision in LIMITS if (name, precision) in wanted]:
+                asked.setdefault(size, {})[name] = (model, more, precisions)
+                one = {"num_layers": more.get("num_layers", 2)}
+                asked.setdefault(1, {})[reference(model, more)] = (model, one, list(LIMITS))
     started = {
         size: start(size, tmp_path_factory.mktemp(f"ranks-{size}"), f"{__name__}:run", [json.dumps(cases)]) for size, cases in asked.items()
     }
