@@ -12,11 +12,13 @@ from collections.abc import Callable, Sequence
 
 from trainer import data
 from trainer.config import LocalError, TrainerError, UsageError, choose, read_train
-from trainer.launch import fan_out, leave, processes_per_host, read_ranks
+from trainer.launch import Ranks, fan_out, leave, processes_per_host, read_ranks
 
 HELP = """usage: python -m trainer COMMAND [--help]
 
   train         train on all ranks of the job (torchrun, srun, PyTorchJob, Batch, SageMaker or a single process)
+  estimate      memory, speed, hours and money of a run on instances of a type, before they are rented
+  preflight     look in seconds at all that train would stumble over: ranks, data, checkpoints, memory, collectives
   prove-resume  kill a run, resume it, and compare its losses with an undisturbed one's
   bench         speed of a model on this machine, with compiled blocks and without
   export        a checkpoint as a Hugging Face model
@@ -24,14 +26,33 @@ HELP = """usage: python -m trainer COMMAND [--help]
   (python -m trainer.collectives measures and checks the collectives)"""
 
 
-def train(argv: Sequence[str]) -> int:
-    config = read_train(argv)
+def all_ranks(command: str, argv: Sequence[str]) -> Ranks:
+    """The ranks of the job; where the launcher starts one process a host, that one becomes torchrun's."""
     ranks = read_ranks(os.environ)
     if ranks.launcher in ("pytorchjob", "batch", "sagemaker") and (processes := processes_per_host(os.environ)) > 1:
-        os.execv(sys.executable, [sys.executable, "-m", "torch.distributed.run", *fan_out(ranks, processes), "train", *argv])
+        os.execv(sys.executable, [sys.executable, "-m", "torch.distributed.run", *fan_out(ranks, processes), command, *argv])
+    return ranks
+
+
+def train(argv: Sequence[str]) -> int:
+    config = read_train(argv)
+    ranks = all_ranks("train", argv)
     from trainer.train import run
 
     return run(config, ranks)
+
+
+def estimate(argv: Sequence[str]) -> int:
+    from trainer import estimate
+
+    return estimate.main(argv)
+
+
+def preflight(argv: Sequence[str]) -> int:
+    ranks = all_ranks("preflight", argv)
+    from trainer import preflight
+
+    return preflight.main(argv, ranks)
 
 
 def prove_resume(argv: Sequence[str]) -> int:
@@ -52,9 +73,10 @@ def export(argv: Sequence[str]) -> int:
     return export.main(argv)
 
 
-# `estimate` and `preflight` come here as well.
 COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "train": train,
+    "estimate": estimate,
+    "preflight": preflight,
     "prove-resume": prove_resume,
     "bench": bench,
     "export": export,

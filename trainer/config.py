@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
+from trainer.arguments import ALIASES, model_type, replaced
 from trainer.models import PRESETS, ROPE_THETA
 
 
@@ -55,6 +56,8 @@ class Parser(argparse.ArgumentParser):
         known, unknown = self.parse_known_args(argv)
         if unknown:
             flag = unknown[0].split("=")[0]
+            if gone := replaced(flag):
+                self.error(gone)
             flags = [option for action in self._actions for option in action.option_strings]
             self.error(": ".join(filter(None, [f"unknown argument '{flag}'", nearest(flag, flags)])))
         return known
@@ -112,7 +115,7 @@ class TrainConfig:
     """One training run, as typed. Shapes left at None come from --model."""
 
     model: str = flag("reference", str, "preset that fills the shape flags that are not given", sorted(PRESETS))
-    model_type: str | None = flag(None, str, "another rotary base than the model's (llama_v3 for reference and tiny)", sorted(ROPE_THETA))
+    model_type: str | None = flag(None, model_type, "another rotary base than the model's (llama_v3 for reference and tiny)", sorted(ROPE_THETA))
     init_from: str | None = flag(None, str, "start from the weights of a Hugging Face model: its name or a folder; it decides the shape")
     hidden_width: int | None = flag(None, POSITIVE, "width of the residual stream")
     num_layers: int | None = flag(None, POSITIVE, "decoder blocks")
@@ -139,9 +142,10 @@ class TrainConfig:
     seed: int = flag(12345, NATURAL, "decides the initial weights and the order of the samples")
     lr: float = flag(1e-4, AMOUNT, "highest learning rate")
     min_lr: float = flag(1e-5, AMOUNT, "learning rate at the end of the decay")
-    lr_decay_style: str = flag("cosine", str, "shape of the decay", ("constant", "cosine", "linear"))
+    lr_decay_style: str = flag("cosine", str, "shape of the decay", ("constant", "cosine", "exponential", "linear", "plateau"))
     lr_decay_iters: int | None = flag(None, POSITIVE, "steps until --min_lr (--max_steps if not given)")
     warmup: float = flag(0.0032, FRACTION, "share of the decay steps in which the rate rises")
+    plateau: float = flag(0.0, FRACTION, "share of the decay steps after that in which it stays")
     grad_clip: float = flag(1.0, AMOUNT, "highest norm of the gradient")
     weight_decay: float = flag(0.2, AMOUNT, "AdamW's, on matrices only")
     beta1: float = flag(0.9, FRACTION, "AdamW's")
@@ -187,7 +191,7 @@ def train_parser() -> Parser:
     parser = Parser(prog="python -m trainer train", description="Train on all ranks of the job.")
     for entry in fields(TrainConfig):
         assert entry.default is not MISSING
-        parser.add_argument(f"--{entry.name}", default=entry.default, **entry.metadata)
+        parser.add_argument(f"--{entry.name}", *ALIASES.get(entry.name, ()), default=entry.default, **entry.metadata)
     return parser
 
 

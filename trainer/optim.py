@@ -25,11 +25,15 @@ def adamw(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
 
 
 def learning_rate(config: TrainConfig, step: int) -> float:
-    """The rate of step `step`, counted from 1: a linear rise over the warm-up, then the decay from lr to min_lr."""
+    """The rate of step `step`, counted from 1: a linear rise over the warm-up, the plateau, then the decay from lr to min_lr."""
     decay_steps = config.lr_decay_iters or config.max_steps
     warmup = round(config.warmup * decay_steps)
     if step <= warmup:
         return config.lr * step / warmup
-    progress = min(1.0, (step - warmup) / max(1, decay_steps - warmup))
-    share = {"constant": 1.0, "linear": 1.0 - progress, "cosine": (1.0 + math.cos(math.pi * progress)) / 2}[config.lr_decay_style]
+    held = warmup + round(config.plateau * decay_steps)
+    progress = min(1.0, max(0, step - held) / max(1, decay_steps - held))
+    if config.lr_decay_style == "exponential":
+        # The same factor each step; a rate of 0 is never reached that way.
+        return config.lr * (max(config.min_lr, 1e-3 * config.lr) / config.lr) ** progress
+    share = {"linear": 1.0 - progress, "cosine": (1.0 + math.cos(math.pi * progress)) / 2}.get(config.lr_decay_style, 1.0)
     return config.min_lr + (config.lr - config.min_lr) * share

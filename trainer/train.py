@@ -19,13 +19,13 @@ import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from trainer import checkpoint, hf, optim
+from trainer import checkpoint, estimate, hf, optim
 from trainer.config import TrainConfig, TrainerError, UsageError
 from trainer.data import Loader, open_source
 from trainer.launch import EXIT_STOPPED, Ranks, StopFlag, join, read_ranks, read_stop_at
 from trainer.metrics import JsonLines, Ledger, Utilisation, batch_line, logger, open_tensorboard, open_tracker
 from trainer.models import Shape, shape_of
-from trainer.parallel import build
+from trainer.parallel import build, layout_of, precision_of
 from trainer.watch import Stragglers, Watch, record_collectives
 
 PEAKS = {"float8": "fp8"}  # what devices.json calls a precision
@@ -42,6 +42,13 @@ def read_shape(config: TrainConfig) -> Shape:
         raise UsageError(str(error)) from None
 
 
+def advice_for(config: TrainConfig, shape: Shape, world_size: int, device: torch.device) -> str:
+    """What to change when memory runs out."""
+    have = estimate.memory_here(device, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    plan = estimate.plan_of(config, layout_of(config, shape, world_size))
+    return estimate.advice(shape, plan, precision_of(config, device)[0], have, cpu=device.type != "cuda")
+
+
 def run(config: TrainConfig, ranks: Ranks | None = None) -> int:
     """Train as `config` says, as one of the ranks of the job; the exit code. Raises TrainerError."""
     ranks = ranks or read_ranks(os.environ)
@@ -56,8 +63,7 @@ def run(config: TrainConfig, ranks: Ranks | None = None) -> int:
     except TrainerError:
         raise
     except Exception as error:
-        advice = f"lower --train_batch_size {config.train_batch_size} or --max_context_width, or spread the model over more ranks"
-        if expected := watch.explain(error, advice):
+        if expected := watch.explain(error, advice_for(config, shape, ranks.world_size, device)):
             watch.linger()
             raise expected from None
         raise

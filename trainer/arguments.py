@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright: the Muster developers
+"""The argument names of the AWS reference trainer (3.test_cases/pytorch/FSDP): each works here, or its refusal says what replaced it."""
+
+from __future__ import annotations
+
+import argparse
+
+# Second names of our flags.
+ALIASES = {"max_steps": ["--max_training_steps"]}
+
+NO_DROPOUT = "these models have no dropout: leave it out"
+RECOMPUTE = "nothing is moved to the host's memory: use --activation_checkpointing full, which needs about as little"
+
+# Names that are refused, each with what to do. Every other name of the reference is a flag of `train`.
+REPLACED = {
+    "--epochs": "a run is as long as --max_steps says, over as many passes of the data as that takes",
+    "--same_seed": "weights and data depend on --seed alone, on any number of ranks: leave it out",
+    "--resid_pdrop": NO_DROPOUT,
+    "--embd_pdrop": NO_DROPOUT,
+    "--attn_pdrop": NO_DROPOUT,
+    "--summary_first_pdrop": NO_DROPOUT,
+    "--rotary_pct": "the rotary embedding turns the whole head: leave it out",
+    "--rotary_emb_base": "--model and --model_type decide the rotary base",
+    "--offload_activations": RECOMPUTE,
+    "--activation_loading_horizon": RECOMPUTE,
+    "--cpu_offload": "weights stay on the device: divide them over more ranks, `estimate` says how many it takes",
+    "--limit_all_gathers": "FSDP2 limits them itself: leave it out",
+    "--peak_tflops_per_gpu": "MFU takes the peak from devices.json, and is n/a where that has none: leave it out",
+}
+
+# Values of the reference's --model_type that are refused.
+REPLACED_TYPES = {"gpt_neox": "GPT-NeoX is not among the models: use --model with one of the published ones, or shape flags"}
+
+
+def model_type(text: str) -> str:
+    """The --model_type; argparse turns its error into a sentence."""
+    if text in REPLACED_TYPES:
+        raise argparse.ArgumentTypeError(f"{text}: {REPLACED_TYPES[text]}")
+    return text
+
+
+def replaced(flag: str) -> str:
+    """What replaced the flag of the reference trainer, or nothing."""
+    reason = REPLACED.get(flag)
+    return f"argument {flag} of the AWS reference trainer does nothing here: {reason}" if reason else ""

@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright: the Muster developers
+"""`python -m trainer preflight`: everything that `train` would stumble over, looked at in seconds on all ranks. All faults are told, not the first.
+
+It takes the flags of `train` and is started as that is, on the same ranks.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from trainer.checkpoint import Folder, Store, open_store
+from trainer.config import LocalError, Parser, TrainConfig, TrainerError, UsageError, read_train
+from trainer.data import Loader, open_source
+from trainer.estimate import GIB, advice, memory, memory_here, plan_of, usable
+from trainer.launch import Ranks, join, read_ranks
+from trainer.layout import Layout
+from trainer.models import Shape
+from trainer.parallel import layout_of, precision_of
+from trainer.train import read_shape
+
+PATIENCE = 120  # seconds for the ranks to meet, however long `train` would wait
+PROBE = 2**22  # float32 values of the timed all-reduce: 16 MiB
+BYTES_SAVED = 12  # of a parameter: the weight and AdamW's two moments
+
+
+class Report:
+    """What this rank found: (subject, is it a fault, sentence)."""
+
+    def __init__(self) -> None:
+        self.found: list[tuple[str, bool, str]] = []
+
+    def ask(self, subject: str, look: Callable[[], str]) -> None:
+        """Note what `look` says, or what it raises as a fault."""
+        try:
+            self.found.append((subject, False, look()))
+        except TrainerError as error:
+            self.found.append((subject, True, str(error)))
+        except Exception as error:  # a fault that nobody thought of is still one
+            self.found.append((subject, True, f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no reason given'}"))
+
+
+def read_hosts(text: str) -> set[str]:
+    """The names in a list with commas or in a file with one a line; raises UsageError."""
+    path = Path(text)
+    names = path.read_text().split() if path.is_file() else text.split(",")
+    hosts = {name.strip() for name in names if name.strip()}
+    if not hosts:
+        raise UsageError(f"--expected_hosts '{text}' names no host: give names with commas, or a file with one a line")
+    return hosts
+
+
+def compare_hosts(expected: set[str], there: Sequence[str]) -> str:
+    """What is there, if that is what is expected; raises TrainerError."""
+    counts = {host: list(there).count(host) for host in sorted(set(there))}
+    wrong = []
+    if missing := sorted(expected - set(counts)):
+        wrong.append(f"no rank runs on {', '.join(missing)}")
+    if strange := sorted(set(counts) - expected) if expected else []:
+        wrong.append(f"ranks run on {', '.join(strange)}, which --expected_hosts does not name")
+    if wrong:
+        raise TrainerError(f"{' and '.join(wrong)}: look at the launcher's list of hosts")
+    if len(set(counts.values())) > 1:
+        told = ", ".join(f"{host} {count}" for host, count in counts.items())
+        raise TrainerError(f"hosts have different numbers of ranks ({told}): start as many on each")
+    return f"{len(counts)} x {next(iter(counts.values()))} ranks"
+
+
+def look_at_memory(config: TrainConfig, shape: Shape, layout: Layout, device: torch.device, precision: str, per_host: int) -> str:
+    """The estimate against what the device has; raises TrainerError."""
+    plan, cpu, have = plan_of(config, layout), device.type != "cuda", memory_here(device, per_host)
+    need = memory(shape, plan, precision, cpu=cpu).total
+    if need > usable(have):
+        raise LocalError(f"the model does not fit: {advice(shape, plan, precision, have, cpu=cpu)}")
+    return f"{need / GIB:.1f} of {usable(have) / GIB:.1f} GiB estimated"
+
+
+def look_at_data(config: TrainConfig, shape: Shape, layout: Layout, rank: int) -> str:
+    """Read the first batch of this rank."""
+    source = open_source(config, shape.vocab_size, shape.max_context_width)
+    samples = config.train_batch_size * config.gradient_accumulation_steps
+    tokens, _ = Loader(source, layout.data_rank(rank), layout.data_ranks, samples, 0).next()
+    highest = int(tokens.max())
+    if highest >= shape.vocab_size:
+        raise LocalError(f"the data has the token {highest}, --vocab_size is {shape.vocab_size}: raise it, or use the model's tokenizer")
+    return f"{samples} samples of {shape.max_context_width} tokens read"
+
+
+def look_at_space(config: TrainConfig, shape: Shape) -> str:
+    """Room for the checkpoints that are kept and the one that is being written; raises LocalError."""
+    folder = Path(config.checkpoint_dir or "").absolute()
+    there = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    free = shutil.disk_usage(there).free
+    one = BYTES_SAVED * shape.parameters()
+    need = one * ((config.keep_checkpoints or 1) + 1)
+    if free < need:
+        raise LocalError(
+            f"--checkpoint_dir {folder} has {free / GIB:.1f} GiB free, {need / GIB:.1f} are needed for {need // one} checkpoints: "
+            "make room or lower --keep_checkpoints"
+        )
+    return f"{free / GIB:.0f} GiB free, {need / GIB:.1f} needed"
+
+
+def remove(store: Store, name: str) -> None:
+    if isinstance(store, Folder):
+        (store.place / name).unlink(missing_ok=True)
+    else:
+        store.client.delete_object(Bucket=store.bucket, Key=store.key(name))
+
+
+def look_at_checkpoints(report: Report, config: TrainConfig, shape: Shape, rank: int) -> None:
+    """Can each rank write there, and is it one place? Every rank comes through all of it, whatever fails."""
+    place = config.checkpoint_dir
+    if place is None:
+        report.ask("checkpoints", lambda: "none: without --checkpoint_dir nothing is saved")
+        return
+    mine, token = f"preflight-{rank}", [f"{socket.gethostname()} {os.getpid()} {time.time()}"]
+    dist.broadcast_object_list(token)
+    stores: list[Store] = []
+
+    def write() -> str:
+        try:
+            stores.append(open_store(place))
+            stores[0].write(mine, token[0])
+        except OSError as error:
+            raise LocalError(f"--checkpoint_dir {place} cannot be written: {error.strerror}: change its owner or choose another") from None
+        return f"{place} is writable"
+
+    def see() -> str:
+        if stores and stores[0].read("preflight-0") != token[0]:
+            raise LocalError(
+                f"--checkpoint_dir {place} is not the one of rank 0, whose file is not in it: use a place that all hosts share"
+            )
+        return f"{place} is the same for all ranks"
+
+    report.ask("checkpoints", write)
+    dist.barrier()
+    report.ask("checkpoints", see)
+    dist.barrier()
+    for store in stores:
+        remove(store, mine)
+    if not place.startswith("s3://"):
+        report.ask("space", lambda: look_at_space(config, shape))
+
+
+def look_at_collectives(device: torch.device) -> str:
+    """The collectives of training with results that are known, then one that is timed; raises TrainerError."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    mine = torch.arange(ranks, dtype=torch.float32, device=device) + rank
+    summed = mine.clone()
+    dist.all_reduce(summed)
+    whole = torch.empty(ranks * ranks, device=device)
+    dist.all_gather_into_tensor(whole, mine)
+    part = torch.empty(1, device=device)
+    dist.reduce_scatter_tensor(part, mine)
+    rows = whole.view(ranks, ranks)
+    columns = torch.arange(ranks, dtype=torch.float32, device=device)
+    right = {
+        "all_reduce": torch.equal(summed, ranks * columns + ranks * (ranks - 1) / 2),
+        "all_gather": torch.equal(rows, columns + columns.unsqueeze(1)),
+        "reduce_scatter": part.item() == ranks * rank + ranks * (ranks - 1) / 2,
+    }
+    if wrong := [name for name, good in right.items() if not good]:
+        raise LocalError(f"{', '.join(wrong)} gave a wrong result: run `python -m trainer.collectives`, and take this host out")
+    probe = torch.ones(PROBE, device=device)
+    dist.all_reduce(probe)
+    began = time.perf_counter()
+    dist.all_reduce(probe)
+    total = probe.sum().item()  # waits for the device
+    seconds = time.perf_counter() - began
+    busbw = 4 * PROBE * 2 * (ranks - 1) / ranks / seconds / 1e9
+    return f"all_reduce, all_gather and reduce_scatter are right; 16 MiB in {1e3 * seconds:.1f} ms, busbw {busbw:.2f} GB/s{'' if total else ' '}"
+
+
+def tell(everybody: list[list[tuple[str, bool, str]]], hosts: Sequence[str]) -> list[str]:
+    """The report's lines: a subject that is well on all ranks once, each fault once with the ranks that have it."""
+    subjects = list(dict.fromkeys(subject for found in everybody for subject, _, _ in found))
+    lines = []
+    for subject in subjects:
+        faults: dict[str, list[int]] = {}
+        for rank, found in enumerate(everybody):
+            for name, fault, sentence in found:
+                if name == subject and fault:
+                    faults.setdefault(sentence, []).append(rank)
+        for sentence, ranks in faults.items():
+            there = ", ".join(sorted({hosts[rank] for rank in ranks}))
+            where = "" if len(ranks) == len(everybody) else f"rank {', '.join(map(str, ranks))} on {there}: "
+            lines.append(f"FAULT {subject}: {where}{sentence}")
+        if not faults:
+            first = [sentence for name, _, sentence in everybody[0] if name == subject]
+            lines.append(f"ok    {subject}: {', '.join(first)}")
+    return lines
+
+
+def run(config: TrainConfig, expected: set[str], ranks: Ranks) -> int:
+    """Look at everything as one rank of the job; 0, or 1 where there is a fault. Raises TrainerError where the ranks do not meet."""
+    shape = read_shape(config)
+    layout = layout_of(config, shape, ranks.world_size)
+    device, backend = join(ranks, config.backend, min(config.timeout_s, PATIENCE))
+    hosts: list[Any] = [None] * ranks.world_size
+    dist.all_gather_object(hosts, socket.gethostname())
+    versions: list[Any] = [None] * ranks.world_size
+    dist.all_gather_object(versions, torch.__version__)
+    report, precision = Report(), ["fp32"]
+
+    def look_at_dtype() -> str:
+        precision[0], why = precision_of(config, device)
+        return why or f"{precision[0]} on {torch.cuda.get_device_name(device) if device.type == 'cuda' else 'CPU'}"
+
+    def look_at_versions() -> str:
+        if len(set(versions)) > 1:
+            raise TrainerError(f"ranks have different versions of torch ({', '.join(sorted(set(versions)))}): install one on all hosts")
+        return str(versions[0])
+
+    report.ask("layout", lambda: f"{ranks.world_size} ranks by {ranks.launcher}, {backend}, {layout}")
+    report.ask("hosts", lambda: compare_hosts(expected, hosts))
+    report.ask("torch", look_at_versions)
+    report.ask("precision", look_at_dtype)
+    report.ask("memory", lambda: look_at_memory(config, shape, layout, device, precision[0], hosts.count(socket.gethostname())))
+    report.ask("data", lambda: look_at_data(config, shape, layout, ranks.rank))
+    look_at_checkpoints(report, config, shape, ranks.rank)
+    report.ask("collectives", lambda: look_at_collectives(device))
+    everybody: list[Any] = [None] * ranks.world_size
+    dist.all_gather_object(everybody, report.found)
+    lines = tell(everybody, hosts)
+    faults = sum(line.startswith("FAULT") for line in lines)
+    if ranks.rank == 0:
+        print("\n".join(lines))
+        print(f"preflight: {f'{faults} faults' if faults > 1 else '1 fault' if faults else 'ready to train'}", flush=True)
+    dist.barrier()
+    return 1 if faults else 0
+
+
+def main(argv: Sequence[str], ranks: Ranks | None = None) -> int:
+    parser = Parser(
+        prog="python -m trainer preflight", description="Look at all that `train` with these flags needs. Takes the flags of `train`."
+    )
+    parser.add_argument("--expected_hosts", default="", help="names with commas, or a file with one a line: ranks must run on all of these")
+    asked, rest = parser.parse_known_args(argv)
+    config = read_train(rest)
+    return run(config, read_hosts(asked.expected_hosts) if asked.expected_hosts else set(), ranks or read_ranks(os.environ))

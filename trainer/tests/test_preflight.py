@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright: the Muster developers
+"""preflight on gloo ranks: ready, or every fault in a sentence of its own."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from trainer import data
+from trainer.config import TrainerError, UsageError
+from trainer.tests.ranks import NO_TORCH, start
+
+pytest.importorskip("torch", reason=NO_TORCH)
+
+from trainer.preflight import compare_hosts, read_hosts, tell
+
+MAIN = "trainer.__main__:main"
+
+
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    data.prepare(folder, 20_000, 1, 256)
+    return folder
+
+
+def test_ready(tmp_path: Path, tokens: Path) -> None:
+    argv = ["preflight", "--model", "tiny", "--dataset_path", str(tokens), "--checkpoint_dir", str(tmp_path / "checkpoints")]
+    job = start(2, tmp_path, MAIN, [*argv, "--expected_hosts", socket.gethostname()])
+    assert job.end() == [0, 0], job.output()
+    lines = job.output().splitlines()
+    assert [line.split(":")[0] for line in lines[:-1]] == [
+        f"ok    {name}" for name in ("layout", "hosts", "torch", "precision", "memory", "data", "checkpoints", "space", "collectives")
+    ]
+    assert lines[-1] == "preflight: ready to train"
+    assert list((tmp_path / "checkpoints").iterdir()) == [], "what was tried has to go again"
+
+
+def test_every_fault_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    argv = ["preflight", "--model", "llama-3.1-70b", "--dataset_path", str(tmp_path / "none"), "--expected_hosts", "gpu-1"]
+    job = start(2, tmp_path, MAIN, [*argv, "--checkpoint_dir", str(tmp_path / "file" / "checkpoints")])
+    assert job.end() == [1, 1], job.output()
+    lines = job.output().splitlines()
+    faults = {line.split()[1]: line for line in lines if line.startswith("FAULT")}
+    assert list(faults) == ["hosts:", "memory:", "data:", "checkpoints:", "space:"]
+    me = socket.gethostname()
+    assert f"no rank runs on gpu-1 and ranks run on {me}, which --expected_hosts does not name" in faults["hosts:"]
+    assert "the model does not fit: estimated were" in faults["memory:"]
+    assert f"{tmp_path}/none holds no data set" in faults["data:"]
+    assert "cannot be written: Not a directory" in faults["checkpoints:"]
+    assert "GiB free, " in faults["space:"] and "make room or lower --keep_checkpoints" in faults["space:"]
+    assert lines[-1] == "preflight: 5 faults"
+    assert (tmp_path / "rank-1.txt").read_text() == "", "one rank tells it"
+
+
+def test_a_layout_that_does_not_divide(tmp_path: Path, tokens: Path) -> None:
+    argv = ["preflight", "--model", "tiny", "--dataset_path", str(tokens), "--tensor_parallel_degree", "3"]
+    job = start(2, tmp_path, MAIN, argv)
+    assert job.end() == [2, 2]
+    assert job.output().startswith("trainer: 2 ranks cannot be divided by 3 (--tensor_parallel_degree 3 x ")
+
+
+def test_a_misspelt_flag_is_refused(tmp_path: Path) -> None:
+    job = start(1, tmp_path, MAIN, ["preflight", "--train_batchsize", "3"])
+    assert job.end() == [2]
+    assert "unknown argument '--train_batchsize': did you mean --train_batch_size?" in job.output()
+
+
+def test_hosts(tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text("a\nb\n")
+    assert read_hosts(str(tmp_path / "hosts")) == read_hosts("a, b") == {"a", "b"}
+    assert compare_hosts({"a", "b"}, ["a", "a", "b", "b"]) == "2 x 2 ranks"
+    with pytest.raises(TrainerError, match="no rank runs on b: look at"):
+        compare_hosts({"a", "b"}, ["a", "a"])
+    with pytest.raises(TrainerError, match=r"different numbers of ranks \(a 2, b 1\): start as many on each"):
+        compare_hosts(set(), ["a", "a", "b"])
+    with pytest.raises(UsageError, match="names no host"):
+        read_hosts(", ")
+
+
+def test_a_fault_names_the_ranks_that_have_it() -> None:
+    fine = [("data", False, "read")]
+    assert tell([fine, fine], ["a", "b"]) == ["ok    data: read"]
+    assert tell([fine, [("data", True, "cut: mend it")]], ["a", "b"]) == ["FAULT data: rank 1 on b: cut: mend it"]
