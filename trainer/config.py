@@ -115,7 +115,9 @@ class TrainConfig:
     """One training run, as typed. Shapes left at None come from --model."""
 
     model: str = flag("reference", str, "preset that fills the shape flags that are not given", sorted(PRESETS))
-    model_type: str | None = flag(None, model_type, "another rotary base than the model's (llama_v3 for reference and tiny)", sorted(ROPE_THETA))
+    model_type: str | None = flag(
+        None, model_type, "another rotary base than the model's (llama_v3 for reference and tiny)", sorted(ROPE_THETA)
+    )
     init_from: str | None = flag(None, str, "start from the weights of a Hugging Face model: its name or a folder; it decides the shape")
     hidden_width: int | None = flag(None, POSITIVE, "width of the residual stream")
     num_layers: int | None = flag(None, POSITIVE, "decoder blocks")

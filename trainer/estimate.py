@@ -29,11 +29,10 @@ DEVICES = json.loads((Path(__file__).parent / "devices.json").read_text())
 # Share of the dense peak that large matrix products of a training step reach without recomputation: published runs with compile
 # (docs/trainer.md names them). A device that is not here has no published run.
 REACHED = {
-    "V100": {"fp16": 0.40},
     "A100": {"bf16": 0.68},
-    "H100": {"bf16": 0.50, "fp8": 0.33},
-    "H200": {"bf16": 0.52, "fp8": 0.345},
-    "B200": {"bf16": 0.36, "fp8": 0.36},
+    "H100": {"bf16": 0.50, "fp8": 0.30},
+    "H200": {"bf16": 0.50, "fp8": 0.345},  # bf16 as the H100, which is the same chip
+    "B200": {"bf16": 0.23, "fp8": 0.145},  # cards with a power limit
 }
 NARROW = 300  # a model of this width reaches half of that: its products are too small to fill the device
 LINK_REACHED = 0.8  # of NVLink's rate in one direction, and of the network's, in large messages

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""`python -m trainer preflight`: everything that `train` would stumble over, looked at in seconds on all ranks. All faults are told, not the first.
+"""`python -m trainer preflight`: what `train` would stumble over, looked at in seconds on all ranks. All faults are told, not the first.
 
 It takes the flags of `train` and is started as that is, on the same ranks.
 """
@@ -75,7 +75,7 @@ def compare_hosts(expected: set[str], there: Sequence[str]) -> str:
     return f"{len(counts)} x {next(iter(counts.values()))} ranks"
 
 
-def look_at_memory(config: TrainConfig, shape: Shape, layout: Layout, device: torch.device, precision: str, per_host: int) -> str:
+def look_at_memory(config: TrainConfig, shape: Shape, layout: Layout, device: torch.device, *, precision: str, per_host: int) -> str:
     """The estimate against what the device has; raises TrainerError."""
     plan, cpu, have = plan_of(config, layout), device.type != "cuda", memory_here(device, per_host)
     need = memory(shape, plan, precision, cpu=cpu).total
@@ -88,7 +88,7 @@ def look_at_data(config: TrainConfig, shape: Shape, layout: Layout, rank: int) -
     """Read the first batch of this rank."""
     source = open_source(config, shape.vocab_size, shape.max_context_width)
     samples = config.train_batch_size * config.gradient_accumulation_steps
-    tokens, _ = Loader(source, layout.data_rank(rank), layout.data_ranks, samples, 0).next()
+    tokens, _ = Loader(source, layout.data_rank(rank), layout.data_ranks, samples).next()
     highest = int(tokens.max())
     if highest >= shape.vocab_size:
         raise LocalError(f"the data has the token {highest}, --vocab_size is {shape.vocab_size}: raise it, or use the model's tokenizer")
@@ -178,7 +178,8 @@ def look_at_collectives(device: torch.device) -> str:
     total = probe.sum().item()  # waits for the device
     seconds = time.perf_counter() - began
     busbw = 4 * PROBE * 2 * (ranks - 1) / ranks / seconds / 1e9
-    return f"all_reduce, all_gather and reduce_scatter are right; 16 MiB in {1e3 * seconds:.1f} ms, busbw {busbw:.2f} GB/s{'' if total else ' '}"
+    assert total
+    return f"all_reduce, all_gather and reduce_scatter are right; 16 MiB in {1e3 * seconds:.1f} ms, busbw {busbw:.2f} GB/s"
 
 
 def tell(everybody: list[list[tuple[str, bool, str]]], hosts: Sequence[str]) -> list[str]:
@@ -225,7 +226,9 @@ def run(config: TrainConfig, expected: set[str], ranks: Ranks) -> int:
     report.ask("hosts", lambda: compare_hosts(expected, hosts))
     report.ask("torch", look_at_versions)
     report.ask("precision", look_at_dtype)
-    report.ask("memory", lambda: look_at_memory(config, shape, layout, device, precision[0], hosts.count(socket.gethostname())))
+    report.ask(
+        "memory", lambda: look_at_memory(config, shape, layout, device, precision=precision[0], per_host=hosts.count(socket.gethostname()))
+    )
     report.ask("data", lambda: look_at_data(config, shape, layout, ranks.rank))
     look_at_checkpoints(report, config, shape, ranks.rank)
     report.ask("collectives", lambda: look_at_collectives(device))

@@ -23,14 +23,26 @@ from .fleets import ROOT
 BEGIN, END = "<!-- figures: written by make bench -->", "<!-- end of figures -->"
 
 
-def trainer_ratio() -> dict:
-    """The trainer against a bare loop, in the environment that the trainer's unit tests use; {} where that was not made yet."""
+def trainer_figures(script: str) -> dict:
+    """What a script of the trainer prints, in the environment that the trainer's unit tests use; {} where that was not made yet."""
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "muster"
     made = sorted(cache.glob("venv-trainer-*/bin/python"))
     if not made:
         return {}
-    done = subprocess.run([made[-1], "tests/bench/trainer_loop.py"], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run([made[-1], f"tests/bench/{script}"], cwd=ROOT, capture_output=True, text=True, check=True)
     return json.loads(done.stdout)
+
+
+def beside(memory: dict, scaling: dict) -> list[tuple]:
+    """The rows of the estimate's memory and of more ranks."""
+    rows: list[tuple] = [
+        (f"Peak memory of {case} / its estimate", 1 / of["ratio"], "1.1", f"{of['measured_mb']:.0f} MB / {of['estimated_mb']:.0f} MB")
+        for case, of in memory.items()
+    ]
+    for ranks, of in scaling.get("ranks", {}).items():
+        text = f"{of['samples_per_s']:.1f} samples/s in all, {of['samples_per_s_and_rank']:.1f} a rank ({scaling['device']})"
+        rows.append((f"All-reduce of the gradients / step at {ranks} ranks", of["collective_share"], "", text))
+    return rows
 
 
 def table(found: dict, trainer: dict, added: dict) -> str:
@@ -63,7 +75,7 @@ def table(found: dict, trainer: dict, added: dict) -> str:
             f"{added['add_to_100_cpu_s']:.1f} s / {added['add_to_3_cpu_s']:.1f} s",
         )
     )
-    if trainer:
+    if "loop_overhead" in trainer:
         rows += [
             (
                 "Trainer's step / bare PyTorch loop's",
@@ -82,6 +94,7 @@ def table(found: dict, trainer: dict, added: dict) -> str:
     if "streamed_to_tokenizer" in trainer:
         of = f"{trainer['tokenizer_tokens_per_s']} / {trainer['streamed_tokens_per_s']} tokens/s"
         rows.append(("Bare tokenizer / streaming", 1 / trainer["streamed_to_tokenizer"], "1.25", of))
+    rows += trainer.get("rows", [])
     lines = ["| What | Measured | At most | Of |", "|---|---|---|---|"]
     lines += [f"| {what} | {value:.2f} | {bound} | {of} |" for what, value, bound, of in rows]
     where = (
@@ -94,7 +107,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="muster-bench-") as folder:
         found = converge.measure(Path(folder), int(sys.argv[1]) if sys.argv[1:] else 2)
         added = adding.measure(Path(folder))
-    trainer = trainer_ratio()
+    trainer = trainer_figures("trainer_loop.py")
+    trainer["rows"] = beside(trainer_figures("trainer_memory.py"), trainer_figures("trainer_scaling.py"))
     text = table(found, trainer, added)
     print(json.dumps({"converge": found, "adding": added, "trainer": trainer}, indent=1))
     print(text)

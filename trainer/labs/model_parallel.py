@@ -88,8 +88,11 @@ def tensor_by_torch(me: Rank) -> None:
     me.say_each(f"{local_weights(divided)} of {local_weights(whole)} weights")
 
 
+FORWARD = "0123456789ABCDEFGHIJKLMNOP"
+
+
 def timetable(stages: int, micro_batches: int) -> list[str]:
-    """1F1B as text, a column a time slot: digits are forward passes, letters the backward passes of the same micro-batches."""
+    """1F1B as text, a column a time slot: 0, 1, … are forward passes, a, b, … the backward passes of the same micro-batches."""
     rows, done_forward, done_backward = [""] * stages, [0] * stages, [0] * stages
     forward_at: dict[tuple[int, int], int] = {}
     backward_at: dict[tuple[int, int], int] = {}
@@ -107,7 +110,7 @@ def timetable(stages: int, micro_batches: int) -> list[str]:
             elif ready_f:
                 forward_at[stage, f] = slot
                 done_forward[stage] += 1
-                rows[stage] += str(f)
+                rows[stage] += FORWARD[f]
             else:
                 rows[stage] += "."
         slot += 1

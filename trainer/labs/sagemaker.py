@@ -44,7 +44,8 @@ def request(
     start = (
         f"mkdir /tmp/lab && tar -xzf {CODE}/trainer.tar.gz -C /tmp/lab && cd /tmp/lab && "
         f"read -r hosts host first <<< \"$(python3 -c '{where.replace(chr(39), chr(34))}')\" && "
-        f"torchrun --nnodes $hosts --node-rank $host --master-addr $first --master-port 29500 --nproc-per-node {gpus} -m trainer.labs.{lesson}"
+        f"torchrun --nnodes $hosts --node-rank $host --master-addr $first --master-port 29500 "
+        f"--nproc-per-node {gpus} -m trainer.labs.{lesson}"
     )
     return {
         "TrainingJobName": name,
@@ -69,7 +70,7 @@ def request(
         ],
         "OutputDataConfig": {"S3OutputPath": f"s3://{bucket}/{PREFIX}/{name}/output"},
         "ResourceConfig": {"InstanceType": instance_type, "InstanceCount": count, "VolumeSizeInGB": 50},
-        "StoppingCondition": {"MaxRuntimeInSeconds": 60 * minutes},
+        "StoppingCondition": {"MaxRuntimeInSeconds": 1200},
     }
 
 

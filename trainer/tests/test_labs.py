@@ -39,18 +39,15 @@ def test_the_notebook_is_the_text_executed(lesson: str) -> None:
 
 def test_the_pipelines_timetable() -> None:
     pytest.importorskip("torch", reason=NO_TORCH)
-    from trainer.labs.model_parallel import timetable
+    from trainer.labs.model_parallel import FORWARD, timetable
 
     assert timetable(2, 4) == ["01.a2b3c.d", ".0a1b2c3d."]
     for stages, micro_batches in ((1, 3), (4, 4), (4, 8), (4, 16)):
         rows = timetable(stages, micro_batches)
         # All work is done once, in the shortest time that there is.
         assert {len(row) for row in rows} == {2 * (micro_batches + stages - 1)}
-        letters = "".join(chr(ord("a") + number) for number in range(micro_batches))
-        assert (
-            all(sorted(row.replace(".", "")) == sorted("".join(map(str, range(micro_batches))) + letters) for row in rows)
-            or micro_batches > 10
-        )
+        work = sorted(FORWARD[:micro_batches] + "abcdefghijklmnop"[:micro_batches])
+        assert all(sorted(row.replace(".", "")) == work for row in rows)
 
 
 def request(**more: object) -> dict:
@@ -72,7 +69,7 @@ def test_the_sagemaker_job_starts_one_rank_a_gpu(tmp_path: Path) -> None:
     )
     command = command.replace("/opt/ml/input/config/resourceconfig.json", str(config))
     done = subprocess.run(
-        ["bash", "-c", command], env=os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}, capture_output=True, text=True
+        ["bash", "-c", command], check=False, env=os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}, capture_output=True, text=True
     )
     assert done.stdout.splitlines() == [
         "--nnodes 2 --node-rank 1 --master-addr algo-1 --master-port 29500 --nproc-per-node 4 -m trainer.labs.data_parallel",
