@@ -8,7 +8,6 @@ import importlib
 import multiprocessing
 import os
 import socket
-import sys
 from collections.abc import Callable
 
 import torch
@@ -69,8 +68,10 @@ def start(lesson: Callable[[Rank], None], module: str) -> int:
         lesson(Rank())
         dist.barrier()
         return 0
-    if torch.cuda.is_available():
-        print(f"one rank on one GPU; for all of them: torchrun --nproc-per-node gpu -m {module}", file=sys.stderr)
+    if torch.cuda.device_count() == 1:
+        print("one GPU is one rank; with CUDA_VISIBLE_DEVICES= two ranks run on the CPU", flush=True)
+        lesson(Rank())
+        return 0
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

@@ -50,6 +50,20 @@ def test_the_pipelines_timetable() -> None:
         assert all(sorted(row.replace(".", "")) == work for row in rows)
 
 
+def test_the_slurm_job_finds_the_checkout(tmp_path: Path) -> None:
+    (tmp_path / "srun").write_text('#!/bin/sh\necho "$@ $PYTHONPATH $MASTER_PORT"\n')
+    (tmp_path / "srun").chmod(0o755)
+    env = {
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "SLURM_SUBMIT_DIR": str(LABS),
+        "SLURM_JOB_ID": "12",
+        "LESSON": "model_parallel",
+        "PYTHON": "py",
+    }
+    done = subprocess.run(["bash", str(LABS / "lab.sbatch")], check=True, env=env, capture_output=True, text=True)
+    assert done.stdout == f"py -m trainer.labs.model_parallel {LABS.parents[1]} 20012\n"
+
+
 def request(**more: object) -> dict:
     return sagemaker.request("data_parallel", image="IMAGE", role="ROLE", bucket="b", name="lab", **more)  # type: ignore[arg-type]
 
