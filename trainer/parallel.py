@@ -12,7 +12,7 @@ import contextlib
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -133,7 +133,8 @@ class Engine:
     pipeline: Pipeline | None
     copies: dict[str, int]  # how many ranks have the same part of a parameter
     scale: LossScale | None = None
-    skipped: int = field(default=0)
+    skipped: int = 0
+    weights: Tensor | None = None  # of the gradients' norms in the whole norm: parts that several ranks have count once
 
     @property
     def data_rank(self) -> int:
@@ -178,7 +179,7 @@ class Engine:
     def _counted(self, batch: Tensor, labels: Tensor | None) -> Tensor:
         """How many tokens of all ranks the loss counts, a scalar on the device."""
         if labels is None:
-            return torch.tensor(batch.shape[0] * (batch.shape[1] - 1) * self.data_ranks, dtype=torch.float64, device=self.device)
+            return torch.full((), batch.shape[0] * (batch.shape[1] - 1) * self.data_ranks, dtype=torch.float64, device=self.device)
         counted = (labels != IGNORED).sum().double()
         dist.all_reduce(counted)
         # Ranks of one pipeline, tensor or context group have the same samples.
@@ -222,10 +223,12 @@ class Engine:
 
     def clip(self, limit: float) -> Tensor:
         """Scale the gradients down to the norm `limit`; the norm of all ranks' gradients before that."""
-        found = [(p.grad, self.copies[name]) for name, p in self.model.named_parameters() if p.grad is not None]
-        gradients = [gradient.to_local() if isinstance(gradient, DTensor) else gradient for gradient, _ in found]
+        found = [(name, p.grad) for name, p in self.model.named_parameters() if p.grad is not None]
+        gradients = [gradient.to_local() if isinstance(gradient, DTensor) else gradient for _, gradient in found]
+        if self.weights is None:
+            self.weights = torch.tensor([1 / self.copies[name] for name, _ in found], dtype=torch.float64, device=self.device)
         norms = torch.stack(torch._foreach_norm(gradients)).double()
-        squares = (norms**2 / torch.tensor([copies for _, copies in found], device=self.device)).sum()
+        squares = (norms**2 * self.weights).sum()
         dist.all_reduce(squares)
         scale = self.scale.value if self.scale else 1.0
         norm = squares.sqrt() / scale
