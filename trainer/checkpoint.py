@@ -38,6 +38,8 @@ from trainer.config import TrainerError, UsageError
 SCHEMA = "muster.checkpoint/1"
 FULL = {errno.ENOSPC: "no space is left", errno.EDQUOT: "the quota is used up", errno.EFBIG: "the limit of a file's size is reached"}
 
+HALF = re.compile(r"PytorchStreamWriter failed|file write failed|unexpected pos")  # what torch.save makes of a full disk
+
 
 def checked(text: str | bytes) -> dict[str, Any] | None:
     """The manifest in `text`, None where it is none of ours."""
@@ -421,6 +423,8 @@ class Saver:
         if isinstance(self.error, dcp.CheckpointException):
             errors = [found[0] for found in self.error.failures.values()]  # type: ignore[misc]
         reason = next((FULL[error.errno] for error in errors if isinstance(error, OSError) and error.errno in FULL), None)
+        if reason is None and any(HALF.search(str(error)) for error in errors):
+            reason = "a file could not be written whole"
         steps = complete_steps(self.store)
         kept = f"{self.store.path(steps[-1])} is whole" if steps else "there is none before it"
         first = str(errors[0]).splitlines() or [type(errors[0]).__name__]

@@ -73,9 +73,11 @@ class Start:
                 seen, since = found, time.monotonic()
             if time.monotonic() - since > PATIENCE or any(process.poll() not in (None, 0) for process in self.processes):
                 break
-            time.sleep(0.05)
+            time.sleep(0.01)
         codes = [process.poll() for process in self.processes]
-        if any(codes) or None in codes or step is not None:
+        if step is not None and not any(codes):
+            raise TrainerError(f"the run was over before it could be killed after step {step}: raise --steps")
+        if any(codes) or None in codes:
             self.kill()
             last = (self.log.read_text().strip().splitlines() or ["nothing"])[-1]
             raise TrainerError(f"a start of prove-resume failed (exit codes {codes}), its last line was: {last.removeprefix('trainer: ')}")

@@ -372,7 +372,9 @@ def open_streams(config: TrainConfig, split: str, tokenizer: Tokenizer, context:
             configuration = config_name or ("en" if dataset == "allenai/c4" and not path else None)
             try:
                 whole = split_of(datasets.load_dataset(name, None if path else configuration, streaming=True), split, name)
-            except datasets.exceptions.DataFilesNotFoundError:
+            except FileNotFoundError:
+                if not path:
+                    raise
                 raise UsageError(
                     f"{name} holds no data set: neither tokens, nor a saved one, nor json, parquet, csv or text files"
                 ) from None

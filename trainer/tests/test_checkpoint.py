@@ -92,10 +92,10 @@ def test_no_space_keeps_the_last_good_one(asynchronous: str, tmp_path: Path, tok
     job = train(2, tmp_path, tokens, 20, *more, where=f"{__name__}:limited")
     assert job.end() == [1, 1], job.output()
     said = job.output().splitlines()[-1]
-    assert said == (
-        f"trainer: a checkpoint could not be written to {tmp_path}, the limit of a file's size is reached: {tmp_path}/step-5 is whole; "
-        f"make space or lower --keep_checkpoints"
-    )
+    # torch.save does not always hand on why it could not write.
+    reasons = ("the limit of a file's size is reached", "a file could not be written whole")
+    rest = f"{tmp_path}/step-5 is whole; make space or lower --keep_checkpoints"
+    assert said in [f"trainer: a checkpoint could not be written to {tmp_path}, {reason}: {rest}" for reason in reasons]
     assert "Traceback" not in job.output() + job.output(1)
     assert [path.name for path in complete(tmp_path)] == ["step-5"]
     assert not list(tmp_path.glob("*.tmp"))
