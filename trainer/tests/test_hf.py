@@ -98,8 +98,7 @@ def test_training_starts_from_a_checkpoint(tmp_path: Path) -> None:
     argv += ["--train_batch_size", "4", "--max_steps", "8", "--lr", "1e-3", "--checkpoint_dir", str(tmp_path / "run"), "--backend", "gloo"]
     job = start(2, tmp_path / "output", "trainer.__main__:main", argv)
     assert job.end() == [0, 0], job.output()
-    source = data.Tokens(tmp_path / "data", 64)
-    samples = source.batch(5, 0, 8)
+    samples = data.Tokens(tmp_path / "data", 64, 5).samples(range(8))
     with torch.no_grad():
         logits = model(samples[:, :-1]).logits
     expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), samples[:, 1:].flatten()).item()
