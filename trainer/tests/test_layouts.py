@@ -110,18 +110,17 @@ def trajectory(model: str, more: dict[str, Any], precision: str) -> tuple[list[f
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run the named layouts, JSON of name: (model, flags, precisions); rank 0 prints their trajectories."""
+    """Run the named layouts, JSON of name: (model, flags, precisions); rank 0 prints each one's trajectory."""
     ranks = read_ranks(os.environ)
     # All of compilation but the generated code, which costs half a minute a block.
     Block.compile = lambda self, **options: torch.nn.Module.compile(self, backend="aot_eager", **options)  # type: ignore[method-assign]
     join(ranks, "gloo", PATIENCE)
-    found = {}
     for name, (model, more, precisions) in json.loads(argv[0]).items():
         for precision in precisions:
-            found[f"{name} {precision}"] = trajectory(model, more, precision)
+            made = trajectory(model, more, precision)
+            if ranks.rank == 0:
+                print(json.dumps({f"{name} {precision}": made}), flush=True)
     dist.barrier()
-    if ranks.rank == 0:
-        print(json.dumps(found))
     return 0
 
 
@@ -151,7 +150,9 @@ def found(jobs: dict[int, Job]) -> dict[str, tuple[list[float], list[float]]]:
     result: dict[str, tuple[list[float], list[float]]] = {}
     for size, job in jobs.items():
         assert job.end(10 * PATIENCE) == [0] * size, "\n".join(job.output(rank)[-3000:] for rank in range(size))
-        result |= json.loads(job.output().splitlines()[-1])
+        for line in job.output().splitlines():
+            if line.startswith("{"):
+                result |= json.loads(line)
     return result
 
 
