@@ -24,7 +24,7 @@ LLAMA_3_1_8B = Shape(4096, 32, 32, 8, 14336, 128256, 8192, ROPE_THETA["llama_v3"
     [
         (["--max_step", "3"], "unknown argument '--max_step': did you mean --max_steps?"),
         (["--train_batch_sizes=3"], "unknown argument '--train_batch_sizes': did you mean --train_batch_size?"),
-        (["--max_steps", "0"], "argument --max_steps: '0' is not a whole number of 1 or more"),
+        (["--max_steps", "0"], "argument --max_steps/--max_training_steps: '0' is not a whole number of 1 or more"),
         (["--beta1", "1.5"], "argument --beta1: '1.5' is not a number from 0 to 1"),
         (["--lr", "fast"], "argument --lr: 'fast' is not a number of 0 or more"),
         (["--lr", "nan"], "argument --lr: 'nan' is not a number of 0 or more"),
