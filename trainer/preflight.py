@@ -129,8 +129,9 @@ def look_at_checkpoints(report: Report, config: TrainConfig, shape: Shape, rank:
 
     def write() -> str:
         try:
-            stores.append(open_store(place))
-            stores[0].write(mine, token[0])
+            store = open_store(place)
+            store.write(mine, token[0])
+            stores.append(store)
         except OSError as error:
             raise LocalError(f"--checkpoint_dir {place} cannot be written: {error.strerror}: change its owner or choose another") from None
         return f"{place} is writable"
