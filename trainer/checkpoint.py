@@ -159,6 +159,7 @@ class Objects(FileSystemBase):
             yield io.BufferedReader(Ranged(self.client, self.bucket, str(path)), 8 << 20)
             return
         with tempfile.SpooledTemporaryFile(64 << 20) as file:
+            file.close = lambda: None  # type: ignore[method-assign]  # newer torch closes what it has written, and it is still to be read
             yield file
             file.seek(0)
             # Large ones go up in parts; an object is there when its upload is whole, and not before.
@@ -325,6 +326,26 @@ def newest(stores: Sequence[Store], required: bool = False) -> tuple[Store, int]
     return (stores[found[0][0]], found[0][1]) if found[0] else None
 
 
+# What saving and loading raise: DCP's own exception is no Exception, so that handlers of those would miss it.
+FAILURES = (Exception, dcp.CheckpointException)
+
+
+def causes(error: BaseException) -> list[BaseException]:
+    """What the ranks raised, where `error` is DCP's collection of that."""
+    return [cause for cause, _ in error.failures.values()] if isinstance(error, dcp.CheckpointException) else [error]
+
+
+@contextmanager
+def reading(path: str) -> Generator[None, None, None]:
+    """Makes what fails inside a UsageError about the checkpoint `path`."""
+    try:
+        yield
+    except FAILURES as error:
+        cause = causes(error)[0]
+        reason = (str(cause).splitlines() or [type(cause).__name__])[0]
+        raise UsageError(f"{path} cannot be read ({reason}): remove it, and the one before it is taken") from None
+
+
 FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 
 
@@ -369,7 +390,7 @@ class Saver:
         self.group = dist.new_group(backend="gloo")
         self.stage = Stage()
         self.thread: threading.Thread | None = None
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
         self.done: tuple[str, int, float] | None = None
         self.seconds = 0.0  # of the slowest write so far
 
@@ -391,7 +412,7 @@ class Saver:
             self._together(self.store.clean if first else None)
             dcp.save(state, storage_writer=self.store.writer(step), process_group=self.group)
             self._together((lambda: self._finish(step, facts)) if first else None)
-        except Exception as error:
+        except FAILURES as error:
             self.error = error
             if first:
                 self.store.drop(step)
@@ -419,9 +440,7 @@ class Saver:
     def _raise(self) -> None:
         if self.error is None:
             return
-        errors = [self.error]
-        if isinstance(self.error, dcp.CheckpointException):
-            errors = [found[0] for found in self.error.failures.values()]  # type: ignore[misc]
+        errors = causes(self.error)
         reason = next((FULL[error.errno] for error in errors if isinstance(error, OSError) and error.errno in FULL), None)
         if reason is None and any(HALF.search(str(error)) for error in errors):
             reason = "a file could not be written whole"
@@ -468,11 +487,7 @@ def load(
     state = state_of(model, optimizer)
     known = manifest.get("data", [])
     state["data"] = {key: "" for key in keys if key in known}
-    try:
+    with reading(path):
         dcp.load(state, storage_reader=store.reader(step))
-    except Exception as error:
-        errors = [found[0] for found in error.failures.values()] if isinstance(error, dcp.CheckpointException) else [error]  # type: ignore[misc]
-        reason = (str(errors[0]).splitlines() or [type(errors[0]).__name__])[0]
-        raise UsageError(f"{path} cannot be read ({reason}): remove it, and the one before it is taken") from None
     set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"], options=FLAT)
     return manifest, state["data"]

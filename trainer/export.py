@@ -41,12 +41,13 @@ def main(argv: Sequence[str]) -> int:
     manifest = store.manifest(step)
     assert manifest is not None
     shape = Shape(**{entry.name: manifest["identity"][entry.name] for entry in fields(Shape)})
-    metadata = store.reader(step).read_metadata().state_dict_metadata
+    with checkpoint.reading(store.path(step)):
+        metadata = store.reader(step).read_metadata().state_dict_metadata
 
     def weight(key: str) -> torch.Tensor:
         found = metadata[key]
         state = {key: torch.empty(found.size, dtype=found.properties.dtype)}
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), checkpoint.reading(store.path(step)):
             warnings.simplefilter("ignore")  # it says that there is no process group
             dcp.load(state, storage_reader=store.reader(step), no_dist=True)
         return state[key]

@@ -111,6 +111,8 @@ def test_a_corrupt_checkpoint_is_one_sentence(tmp_path: Path, tokens: Path, undi
     assert said.startswith(f"trainer: {tmp_path}/step-5 cannot be read (")
     assert said.endswith("): remove it, and the one before it is taken")
     assert job.output(1).strip() == ""
+    with pytest.raises(UsageError, match=r"step-5 cannot be read \("):
+        export.main(["--checkpoint_dir", str(tmp_path), "--out", str(tmp_path / "hf")])
 
 
 def test_the_checkpoint_of_another_program_is_named(tmp_path: Path, tokens: Path) -> None:
