@@ -9,13 +9,14 @@ import multiprocessing
 import os
 import socket
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
 NO_TORCH = "torch is not installed in this environment: `pip install ./trainer` brings it, then these tests run"
-PATIENCE = 120  # seconds; a rank that takes longer hangs
+PATIENCE = 600  # seconds; a rank that takes longer hangs, even on a machine that does much else
 
 os.environ["PYTHONPATH"] = str(ROOT)
 context = multiprocessing.get_context("forkserver")
@@ -47,8 +48,9 @@ class Job:
         return (self.folder / f"rank-{rank}.txt").read_text()
 
     def end(self, patience: float = PATIENCE) -> list[int]:
+        end = time.monotonic() + patience
         for process in self.processes:
-            process.join(patience)
+            process.join(max(0.0, end - time.monotonic()))
             if process.exitcode is None:
                 process.kill()
                 process.join()

@@ -149,7 +149,7 @@ def jobs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 def found(jobs: dict[int, Job]) -> dict[str, tuple[list[float], list[float]]]:
     result: dict[str, tuple[list[float], list[float]]] = {}
     for size, job in jobs.items():
-        assert job.end(10 * PATIENCE) == [0] * size, "\n".join(job.output(rank)[-3000:] for rank in range(size))
+        assert job.end(2 * PATIENCE) == [0] * size, "\n".join(job.output(rank)[-3000:] for rank in range(size))
         for line in job.output().splitlines():
             if line.startswith("{"):
                 result |= json.loads(line)
