@@ -20,7 +20,7 @@ HELP = """usage: python -m trainer COMMAND [--help]
   estimate      memory, speed, hours and money of a run on instances of a type, before they are rented
   preflight     look in seconds at all that train would stumble over: ranks, data, checkpoints, memory, collectives
   prove-resume  kill a run, resume it, and compare its losses with an undisturbed one's
-  bench         speed of a model on this machine, with compiled blocks and without
+  bench         speed and memory of a model on the ranks of this job
   export        a checkpoint as a Hugging Face model
   prepare-data  write a tokenised data set
   (python -m trainer.collectives measures and checks the collectives)"""
