@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -25,6 +26,7 @@ import torch
 
 from trainer import data, watch
 from trainer.checkpoint import complete
+from trainer.parallel import Engine
 from trainer.train import Run
 
 HOST = socket.gethostname()
@@ -169,12 +171,25 @@ def test_reading_a_step_late_changes_nothing(tmp_path: Path, tokens: Path, undis
     assert complete(tmp_path / "bad") == []
 
 
+def poisoned(argv: Sequence[str]) -> int:
+    """train, whose rank 1 gets no number out of its second batch."""
+    step, count = Engine.forward_backward, itertools.count(1)
+
+    def bad(self: Engine, *batch: torch.Tensor) -> torch.Tensor:
+        share = step(self, *batch)
+        return share * float("nan") if next(count) == 2 and torch.distributed.get_rank() == 1 else share
+
+    Engine.forward_backward = bad  # type: ignore[method-assign, assignment]
+    return __main__.main(argv)
+
+
 def test_a_loss_that_is_no_number_names_its_batch(tmp_path: Path, tokens: Path) -> None:
-    job = train(2, tmp_path, tokens, 9, "--lr", "1e30")
-    assert job.end() == [1, 1]
+    job = train(2, tmp_path, tokens, 9, where=f"{__name__}:poisoned")
+    assert job.end() == [1, 1], job.output()
     said = job.output().splitlines()[-1]
-    assert f"in the batch of rank 0 on {HOST}, samples 8 (window " in said
-    assert f"; rank 1 on {HOST}, samples 9 (window " in said
+    assert "the loss of step 2 is nan and its gradient norm " in said
+    assert f"in the batch of rank 1 on {HOST}, samples 9 (window " in said
+    assert "rank 0" not in said
     assert [record["step"] for record in records(tmp_path) if record.get("event") == "not_finite"] == [2]
 
 
