@@ -4,12 +4,32 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from trainer import data
+from trainer.tests.hub import Hub
 from trainer.tests.runs import train
+
+HUB = pytest.StashKey[Hub]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """A hub in place of the real one: transformers and datasets read its address once, when the first test file imports them."""
+    server = config.stash[HUB] = Hub(Path(tempfile.mkdtemp(prefix="muster-hub-")))
+    os.environ |= {"HF_ENDPOINT": server.url, "HF_HOME": str(server.folder / "home")}
+    os.environ.pop("HF_TOKEN", None)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    server = config.stash[HUB]
+    server.shutdown()
+    server.server_close()
+    shutil.rmtree(server.folder)
 
 
 @pytest.fixture(scope="session")

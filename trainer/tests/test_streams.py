@@ -5,14 +5,13 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from trainer.config import LocalError, TrainConfig, UsageError
+from trainer.tests.conftest import HUB
 from trainer.tests.hub import TOKEN, Hub, text_of, write_c4
 from trainer.tests.ranks import NO_TORCH
 
@@ -29,9 +28,10 @@ FILES, DOCUMENTS, CONTEXT = 8, 90, 64
 
 
 @pytest.fixture(scope="module")
-def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
-    """A hub that has allenai/c4, in place of the real one for everything that imports datasets from now on."""
-    folder = tmp_path_factory.mktemp("hub")
+def hub(request: pytest.FixtureRequest) -> Hub:
+    """The hub with allenai/c4, sets behind a gate, and tokenizers."""
+    server = request.config.stash[HUB]
+    folder = server.folder
     write_c4(folder / "datasets/allenai/c4", FILES, DOCUMENTS)
     write_c4(folder / "datasets/gated/c4", 2, 5)
     numbers = folder / "datasets/some/numbers"
@@ -39,14 +39,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
     (numbers / "data.jsonl").write_text('{"a": 1, "b": 2}\n' * 3)
     write_tokenizer(folder / "models/some/words", 300)
     write_tokenizer(folder / "models/gated/words", 300)
-    server = Hub(folder)
-    before = {name: os.environ.get(name) for name in ("HF_ENDPOINT", "HF_HOME", "HF_TOKEN")}
-    os.environ |= {"HF_ENDPOINT": server.url, "HF_HOME": str(folder / "home")}
-    os.environ.pop("HF_TOKEN", None)
-    yield server
-    server.shutdown()
-    for name, value in before.items():
-        os.environ.pop(name, None) if value is None else os.environ.update({name: value})
+    return server
 
 
 def write_tokenizer(folder: Path, size: int) -> None:
