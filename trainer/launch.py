@@ -170,6 +170,7 @@ class StopFlag:
     def __init__(self, stop_at: float | None = None) -> None:
         self.signal = 0
         self.stop_at = stop_at
+        self.reason = "a signal"  # to this rank or, while `asked` never said yes, to another one
         for number in (signal.SIGTERM, signal.SIGUSR1):
             signal.signal(number, self._note)
 
@@ -177,12 +178,11 @@ class StopFlag:
         self.signal = number
 
     def asked(self, needed: float) -> bool:
-        """Whether to stop now, when saving and one more step take `needed` seconds."""
-        return bool(self.signal) or (self.stop_at is not None and time.time() + 2 * needed + self.MARGIN >= self.stop_at)
-
-    @property
-    def reason(self) -> str:
-        return "a signal" if self.signal else "MUSTER_STOP_AT"
+        """Whether to stop now, when saving and one more step take `needed` seconds; `reason` says why."""
+        if not self.signal and self.stop_at is not None and time.time() + 2 * needed + self.MARGIN >= self.stop_at:
+            self.reason = "MUSTER_STOP_AT"
+            return True
+        return bool(self.signal)
 
 
 def leave(code: int) -> NoReturn:

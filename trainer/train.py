@@ -369,7 +369,7 @@ class Run:
         self.profile_window(0)
         if stopping:
             self.log.info(
-                f"Stopped by {self.stop.reason if self.stop.asked(0) else 'a signal'} after step {self.step} of {config.max_steps}"
+                f"Stopped by {self.stop.reason} after step {self.step} of {config.max_steps}"
                 f"{': the same command goes on from there' if self.store else ''}"
             )
         if self.ranks.rank == 0:
