@@ -47,6 +47,7 @@ SYSTEMCTL = """\
 cd "${0%/*}"
 if [ "$1" = show ]; then shift 2; for unit; do cat $unit.show; echo; done; exit; fi
 echo "$@" >>told
+echo "$SYSTEMCTL_SKIP_SYSV" >sysv
 if [ "$*" = "enable --now slurmd" ] && [ -e broken ]; then echo "Job for slurmd failed." >&2; exit 1; fi
 """
 BEFORE = logic.parse_show(SHOW, NAMES)
@@ -112,6 +113,11 @@ def test_start_what_is_not_started(call, systemd):
     assert result["changed"]
     assert systemd() == ["daemon-reload", "enable --now slurmd"]
     assert "slurmd: inactive, disabled" in result["diff"]["before"]
+
+
+def test_scripts_of_sysv_are_left_alone(call, systemd, tmp_path):
+    call(module, names=["slurmd"])
+    assert (tmp_path / "sysv").read_text() == "1\n"
 
 
 def test_what_is_not_wanted_is_stopped_and_need_not_be_there(call, systemd):
