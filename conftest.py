@@ -26,7 +26,7 @@ class Artifacts:
     def __init__(self, folder: Path, keep: bool) -> None:
         self._folder = folder
         self._left: list[tuple[str, Callable[[], object]]] = []
-        self._claims: list[socket.socket] = []
+        self._claims: dict[str, socket.socket] = {}
         self.keep = keep
 
     def folder(self, name: str) -> Path:
@@ -41,14 +41,15 @@ class Artifacts:
         """At the end of the tests `remove` is called, or `what` is printed when artifacts are kept. Say it before making the thing.
 
         `remove` is called now, too, for what a run left that was killed, and so must not mind that there is nothing. Another run that is
-        at work with `what` is an error.
+        at work with `what` is an error; two files of tests of one run may say the same.
         """
-        claim = socket.socket(socket.AF_UNIX)
-        self._claims.append(claim)
-        try:
-            claim.bind(f"\0muster-tests {what}")  # a name without a file, gone with this process however that ends
-        except OSError:
-            raise RuntimeError(f"Another test run on this machine uses {what}: wait for its end.") from None
+        if what not in self._claims:
+            claim = self._claims[what] = socket.socket(socket.AF_UNIX)
+            try:
+                claim.bind(f"\0muster-tests {what}")  # a name without a file, gone with this process however that ends
+            except OSError:
+                del self._claims[what]
+                raise RuntimeError(f"Another test run on this machine uses {what}: wait for its end.") from None
         remove()
         self._left.append((what, remove))
 

@@ -85,6 +85,11 @@ def test_two_runs_do_not_share_a_thing(project: Path) -> None:
     assert container.read_text() == "of the other run"
 
 
+def test_two_files_of_one_run_share_a_thing(project: Path) -> None:
+    (project / "test_second.py").write_text(TESTS)
+    assert "4 passed" in run(project, "--engine", ".")
+
+
 def test_artifacts_are_kept_and_named(project: Path) -> None:
     kept, container = project / "kept", project / "container"
     output = run(project, "--engine", "--keep-artifacts=kept", ".")
