@@ -44,9 +44,10 @@ systemctl restart slurmd
 echo '# old' >> /run/slurm/conf/cgroup.conf
 """
 OWN_VERSION = "rm -rf /run/systemd/system/slurmd.service.d /run/other; systemctl daemon-reload; systemctl restart slurmd"
-# More memory and a GPU than the nodes have.
+# More memory and a GPU than the nodes have, and a node in no partition.
 TOO_MUCH = (
-    "sed -i.right -E '/^NodeName=compute-1 / s/RealMemory=[0-9]+/RealMemory=999999/; /^NodeName=compute-2 / s/$/ Gres=gpu:1/' slurm.conf"
+    "sed -i.right -E '/^NodeName=compute-1 / s/RealMemory=[0-9]+/RealMemory=999999/; /^NodeName=compute-2 / s/$/ Gres=gpu:1/;"
+    " /^PartitionName=/ s/Nodes=compute /Nodes=compute-1 /' slurm.conf"
 )
 
 
@@ -228,11 +229,13 @@ def test_each_thing_wrong_with_the_cluster_is_named(fleet: Fleet) -> None:
     assert set(found) == {
         "same_configuration",
         "hardware_as_configured",
+        "nodes_in_partitions",
         "nodes_registered",
         "nodes_version",
         "nodes_ready",
         "database_lag",
     }
+    assert found["nodes_in_partitions"] == "compute-1"
     assert "cgroup.conf: FAILED" in found["same_configuration"]
     assert re.search(r"\d+ of 999999 MiB", found["hardware_as_configured"])
     assert re.search(r"compute-1: Low RealMemory \(reported:\d+ < 100.00% of configured:999999\)", found["nodes_registered"])

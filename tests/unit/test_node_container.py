@@ -233,7 +233,7 @@ def test_routes_of_the_host() -> None:
 
 @pytest.mark.parametrize(
     ("file", "subnets"),
-    [("podman_network_inspect.json", ["10.88.0.0/16", "10.213.121.0/24"]), ("docker_network_inspect.json", ["172.17.0.0/16"])],
+    [("podman_network_inspect.json", ["10.88.0.0/16", "10.213.121.0/24"]), ("docker_network_inspect.json", ["10.213.160.0/24", "172.17.0.0/16"])],
 )
 def test_subnets_of_both_engines(file: str, subnets: list[str]) -> None:
     assert [str(subnet) for subnet in node_container.subnets_in(json.loads(fixture(file)))] == subnets
@@ -268,7 +268,7 @@ def test_podman_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_docker_is_found_when_podman_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     found = find("auto", {"docker info": Finished(0, fixture("docker_info.json"), "")}, monkeypatch, uid=1000)
-    assert (found.name, found.prefix, found.version) == ("docker", [], "28.2.2")
+    assert (found.name, found.prefix, found.version) == ("docker", [], "20.10.24+dfsg1")
 
 
 def test_rootless_podman_goes_through_sudo(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -403,7 +403,7 @@ def test_kernel_settings_of_the_host_are_read_only_before_systemd_starts() -> No
     ("file", "expected"),
     [
         ("podman_container_inspect.json", ("controller-1", "running", 2048)),
-        ("docker_container_inspect.json", ("compute-1", "exited", 2048)),
+        ("docker_container_inspect.json", ("compute-1", "exited", 3072)),
     ],
 )
 def test_containers_of_both_engines(file: str, expected: tuple, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

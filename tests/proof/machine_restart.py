@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright: the Muster developers
+"""A proof: the machine under the local fleet loses its power, and `site.yml`'s playbooks bring the same fleet back, with what Slurm knew.
+
+Podman has a store of its own here, so that the machine's other containers stay. What a restart takes is taken from it: every process
+without a word to podman, its mounts, its bridge, and all that it keeps under /run. Not taken: rules of the packet filter.
+
+Run by `make proofs`, or `pytest --engine tests/proof/machine_restart.py`; about four minutes on two cores.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from e2e_fleet import ROOT, Fleet
+
+pytestmark = pytest.mark.engine
+
+NAME = "restart"
+HOSTS = ("controller-1", "compute-1", "compute-2")
+ONLY_SLURM = json.dumps({"muster_components": ["common", "slurm"]})
+
+
+class Machine:
+    """A podman that shares nothing with the machine's own: its variables, and the end of its power."""
+
+    def __init__(self, folder: Path) -> None:
+        self.store, self.run = folder / "store", folder / "run"
+        storage, engine = folder / "storage.conf", folder / "containers.conf"
+        storage.write_text(f'[storage]\ndriver = "overlay"\ngraphroot = "{self.store}"\nrunroot = "{self.run}/storage"\n')
+        engine.write_text(
+            f'[engine]\ntmp_dir = "{self.run}/libpod"\nlock_type = "file"\n[network]\nnetwork_config_dir = "{folder}/networks"\n'
+        )
+        self.env = {"CONTAINERS_STORAGE_CONF": str(storage), "CONTAINERS_CONF_OVERRIDE": str(engine), "CONTAINERS_CONF": str(engine)}
+
+    def podman(self, *argv: str) -> str:
+        return subprocess.run(["podman", *argv], env={**os.environ, **self.env}, stdout=subprocess.PIPE, text=True, check=True).stdout
+
+    def containers(self) -> list[dict]:
+        names = self.podman("ps", "--all", "--quiet").split()
+        return json.loads(self.podman("container", "inspect", *names)) if names else []
+
+    def known(self) -> dict[str, tuple[str, str]]:
+        """{name: (id, address)} of its containers."""
+        return {box["Name"]: (box["Id"], box["NetworkSettings"]["Networks"][f"muster-{NAME}"]["IPAddress"]) for box in self.containers()}
+
+    def unmount(self) -> None:
+        """Everything that is mounted below its folders, deepest first."""
+        below = (f"{self.store}/", f"{self.run}/")
+        mounts = [line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()]
+        for mount in sorted(filter(lambda mount: mount.startswith(below), mounts), reverse=True):
+            subprocess.run(["umount", "--lazy", mount], check=True)
+
+    def lose_power(self) -> None:
+        """End it as a restart does."""
+        running = self.containers()
+        bridge = json.loads(self.podman("network", "inspect", f"muster-{NAME}"))[0]["network_interface"]
+        # The monitors first: they would tell podman.
+        for process in [box["State"]["ConmonPid"] for box in running] + [box["State"]["Pid"] for box in running]:
+            os.kill(process, signal.SIGKILL)
+        for box in running:
+            subprocess.run(["umount", "--lazy", box["NetworkSettings"]["SandboxKey"]], check=True)
+            Path(box["NetworkSettings"]["SandboxKey"]).unlink()
+        self.unmount()
+        shutil.rmtree(self.run)
+        subprocess.run(["ip", "link", "delete", bridge], check=True)
+
+
+@pytest.fixture(scope="module")
+def machine(artifacts) -> Iterator[Machine]:
+    made = Machine(artifacts.folder("restart-podman"))
+    before = {name: os.environ.get(name) for name in made.env}
+    os.environ.update(made.env)  # for the playbooks, and for what asks the engine in this process
+    yield made
+    for name, value in before.items():
+        os.environ.pop(name) if value is None else os.environ.update({name: value})
+
+
+@pytest.fixture(scope="module")
+def fleet(artifacts, machine: Machine) -> Iterator[Fleet]:
+    folder = artifacts.folder(NAME)
+    inventory = folder / "inventory"
+    inventory.mkdir()
+    options = {"plugin": "muster.fleet.local_fleet", "fleet": NAME, "memory": "2048", "engine": "podman"}
+    (inventory / "local_fleet.yml").write_text(json.dumps(options))
+    (inventory / "group_vars").symlink_to(ROOT / "inventory/local/group_vars")
+    made = Fleet(folder, NAME, inventory)
+    artifacts.leave(f"fleet {NAME}", lambda: made.run("playbooks/local_down.yml").check_returncode())
+
+    yield made
+    made.run("playbooks/local_down.yml").check_returncode()
+    machine.podman("system", "reset", "--force")
+    machine.unmount()
+
+
+def up(fleet: Fleet) -> None:
+    for playbook in ("playbooks/local_up.yml", "playbooks/provision.yml"):
+        done = fleet.run(playbook, "-e", ONLY_SLURM)
+        assert done.returncode == 0, done.stdout[-5000:]
+
+
+def job(fleet: Fleet, number: str) -> str:
+    return fleet.ansible("controller-1", "sacct", "--noheader", "--parsable2", "--allocations", "--format=state", "--jobs", number)
+
+
+def test_the_same_fleet_comes_back_with_what_slurm_knew(fleet: Fleet, machine: Machine) -> None:
+    up(fleet)
+    ended, held = (
+        fleet.ansible("controller-1", "sbatch", "--parsable", "--output=/dev/null", "--mem=64", *options, "--wrap=true", user="muster")
+        for options in ((), ("--hold",))
+    )
+    fleet.wait_for("the job's end", lambda: job(fleet, ended) == "COMPLETED")
+    known = machine.known()
+    assert set(known) == {f"muster-{NAME}-{host}" for host in HOSTS}
+    # slurmctld writes its state at most five seconds late.
+    time.sleep(6)
+
+    machine.lose_power()
+    assert {box["State"]["Status"] for box in machine.containers()}.isdisjoint({"running"})
+
+    up(fleet)
+    assert machine.known() == known
+    assert job(fleet, ended) == "COMPLETED"
+    assert "JobState=PENDING Reason=JobHeldUser" in " ".join(fleet.ansible("controller-1", "scontrol", "show", "job", held).split())
+    ran = fleet.ansible("controller-1", "srun", "--nodes=2", "--mem=64", "hostname", "-s", user="muster")
+    assert sorted(ran.split()) == ["compute-1", "compute-2"]
+
+
+def test_nothing_stays_of_it(fleet: Fleet, machine: Machine) -> None:
+    fleet.run("playbooks/local_down.yml").check_returncode()
+    assert machine.containers() == []
+    assert f"muster-{NAME}" not in machine.podman("network", "ls", "--format", "{{.Name}}").split()
