@@ -39,10 +39,11 @@ def render(document):
     return json.dumps(document, indent=1, sort_keys=True) + "\n"
 
 
-def differences(entry, inputs_sha256, exists, versions):
+def differences(entry, inputs_sha256, exists, versions, wanted=()):
     """Why a component's entry does not describe the node: a list of sentences, empty when it does.
 
-    entry: the manifest's entry or None. exists: path -> bool. versions: package -> installed version or None.
+    entry: the manifest's entry or None. exists: path -> bool. versions: package -> installed version or None. wanted: packages that the
+    component must have here; an image may have more of them, for nodes that do something else.
     """
     if entry is None:
         return ["not installed yet"]
@@ -50,6 +51,7 @@ def differences(entry, inputs_sha256, exists, versions):
     if inputs_sha256 and entry["inputs_sha256"] != inputs_sha256:
         reasons.append("its install variables or files changed")
     reasons += ["%s is missing" % path for path in entry["artefacts"] if not exists(path)]
+    reasons += ["package %s is not part of it yet" % name for name in wanted if name not in entry["packages"]]
     for name, version in sorted(entry["packages"].items()):
         found = versions.get(name)
         if found != version:

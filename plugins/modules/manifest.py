@@ -39,7 +39,7 @@ options:
     default: []
   packages:
     description:
-      - Packages that the component installed.
+      - Packages that the component installed, or with O(state=compare) must have installed. Having installed more of them is no difference.
       - The upstream version of the first one is the component's version, unless O(version) is set.
     type: list
     elements: str
@@ -172,7 +172,7 @@ def main():
             known = document["components"].get(component)
             # Listing packages costs more than the rest, so nothing is asked for a component that is not there.
             installed = logic.installed_packages(shutil.which) if known and known["packages"] else {}
-            result["reasons"] = logic.differences(known, params["inputs_sha256"], os.path.exists, installed)
+            result["reasons"] = logic.differences(known, params["inputs_sha256"], os.path.exists, installed, params["packages"])
             result["matches"] = not result["reasons"]
             if known is None:
                 disk = os.statvfs("/")

@@ -98,6 +98,12 @@ def test_why_a_component_is_installed_again(entry, digest, exists, versions, rea
     assert logic.differences(entry, digest, exists, versions) == reasons
 
 
+def test_an_image_that_has_more_packages_serves_a_node_that_needs_few(call, node):
+    write(call, node)
+    assert compare(call, node, packages=["slurmd"]) == []
+    assert compare(call, node, packages=["slurmd", "sackd"]) == ["package sackd is not part of it yet"]
+
+
 @pytest.fixture
 def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A node with the packages of DPKG, one artefact, and no manifest yet; the manifest's path."""
