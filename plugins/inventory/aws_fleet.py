@@ -186,6 +186,7 @@ keyed_groups:
 
 import collections
 import difflib
+import gc
 import json
 import re
 import types
@@ -244,6 +245,9 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):
         """Fill the inventory, or end Ansible with one sentence."""
         super().parse(inventory, loader, path, cache)
         self._made = {}
+        # Python's collector would visit all values again each time their number has grown by a quarter, and there are no cycles to find.
+        collecting = gc.isenabled()
+        gc.disable()
         try:
             options = self._settings(self._read_config_data(path))
             instances, known = self._instances(options, cache)
@@ -251,6 +255,9 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):
         except (Ec2Error, ValueError, AnsibleError) as error:
             # To an error of a plugin Ansible adds what all other plugins think of the file, and then goes on without hosts.
             raise SystemExit(f"{path}: {error}") from error
+        finally:
+            if collecting:
+                gc.enable()
 
     def _settings(self, config):
         definitions = self.option_definitions

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""The EC2 inventory stays near what boto3 itself costs: the small sizes of tests/bench/inventory.py."""
+"""The EC2 inventory stays near what boto3 itself costs, and far from aws_ec2: the small sizes of tests/bench/inventory.py."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
+import amazon_aws
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -16,6 +17,13 @@ from tests.bench.inventory import measure
 
 @pytest.mark.parametrize("size", ["1000", "100x32"])
 def test_it_costs_little_more_than_the_pages(size: str) -> None:
-    found = measure(size, ("fleet",))
-    # Importing boto3 and making its client, which the pages' seconds are without, is most of it at these sizes.
-    assert found["fleet"] <= 1.5 * found["pages"] + 1.2, found
+    found = measure(size, ("fleet", "all variables, --graph"), runs=3)
+    assert found["fleet"] <= 1.5 * found["program"], found
+    assert found["all variables, --graph"] <= 1.5 * found["program"], found
+    assert found["fleet MiB"] <= 2 * found["program MiB"], found
+
+
+def test_it_costs_a_fraction_of_aws_ec2() -> None:
+    found = measure("1000", ("fleet", "aws_ec2"), amazon_aws.collections())
+    # Importing boto3 is half of it at this size; of 5,000 it must be 0.12 at most.
+    assert found["fleet"] <= 0.2 * found["aws_ec2"], found
