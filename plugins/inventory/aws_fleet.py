@@ -251,7 +251,7 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):
         try:
             options = self._settings(self._read_config_data(path))
             instances, known = self._instances(options, cache)
-            self._fill(instances, known)
+            self._fill(instances, known, options["profile"])
         except (Ec2Error, ValueError, AnsibleError) as error:
             # To an error of a plugin Ansible adds what all other plugins think of the file, and then goes on without hosts.
             raise SystemExit(f"{path}: {error}") from error
@@ -271,6 +271,12 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):
                 raise Ec2Error(f"aws_fleet has no {name}; take it out, or keep amazon.aws.aws_ec2 for this file.")
         check_names(self.get_option("hostnames"))
         out = {name: self.templar.template(self.get_option(name)) for name in TEMPLATED}
+        if out["profile"] and out["access_key"]:
+            # The file comes before the environment, and of the environment the keys come first, as they do for the AWS CLI.
+            ours = {name for name in ("profile", "access_key") if not self.get_option_and_origin(name)[1].startswith("env")}
+            if len(ours) == 2:
+                raise Ec2Error("profile and access_key are two accounts; take one out.")
+            out |= {"access_key": "", "secret_key": "", "session_token": ""} if ours == {"profile"} else {"profile": ""}
         out["roles"] = [*out["assume_role_arns"], *([out["assume_role_arn"]] if out["assume_role_arn"] else [])]
         return out | {name: self.get_option(name) for name in ("topology", "strict_permissions", "skip_failed_regions")}
 
@@ -325,14 +331,14 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):
         before, behind = self.get_option("hostvars_prefix") or "", self.get_option("hostvars_suffix") or ""
         return {f"{before}{key}{behind}": value for key, value in out.items()} if before or behind else out
 
-    def _fill(self, instances, known):
+    def _fill(self, instances, known, profile):
         named = self._named(instances)
         work = self._work(known)
         everywhere = self._group("aws_ec2")
         self.inventory.add_child("all", everywhere.name)
         counts = collections.Counter(instance["instance_type"] for _name, instance in named)
         accelerators = {kind: (known_type(kind) or {}).get("accelerator") for kind in counts}
-        connection, profile, wanted = self.get_option("connection"), self.get_option("profile"), self.get_option("variables")
+        connection, wanted = self.get_option("connection"), self.get_option("variables")
         for name, instance in named:
             self.inventory.add_host(name)
             host = self.inventory.hosts[name]

@@ -64,8 +64,8 @@ def instance_reader(output_shape, snake):
     return reader(shape, snake), names
 
 
-def read_page(body, read):
-    """The instances of one answer and the token of the next, empty at the end."""
+def read_page(body, read, region):
+    """The instances of one answer from a region and the token of the next, empty at the end."""
     try:
         root = ET.fromstring(XMLNS.sub(b"", body, count=1))
         if root.find("reservationSet") is None:
@@ -83,8 +83,7 @@ def read_page(body, read):
                 instance.update(more)
                 # A tag is a pair, and EC2 leaves an empty value out.
                 instance["tags"] = {tag["key"]: tag.get("value", "") for tag in instance.get("tags", ())}
-                placement = instance["placement"]
-                placement["region"] = placement["availability_zone"][:-1]
+                instance["placement"]["region"] = region  # us-east-1-dfw-2a, a Local Zone, is in us-east-1
                 instances.append(instance)
             reservation.clear()  # otherwise the tree of a page and what was read of it are in memory together
         return instances, root.findtext("nextToken", "")

@@ -31,7 +31,8 @@ def sentence(error, action, where):
     if code in EXPIRED or kind in ("UnauthorizedSSOTokenError", "SSOTokenLoadError", "TokenRetrievalError"):
         return f"The AWS credentials have expired ({code or kind}{place}); log in again."
     if code in UNKNOWN:
-        return f"AWS does not know the credentials ({code}{place}); check the profile or the access key."
+        # EC2 says the same in a region that the account has not enabled.
+        return f"AWS does not know the credentials ({code}{place}); check the profile or the access key, or enable the region."
     if code in DENIED:
         return f"{action} is denied{place} ({code}: {said}); allow the action to this identity or leave the region or account out."
     if code in THROTTLED:
@@ -70,10 +71,8 @@ class Accounts:
                 "aws_secret_access_key": options["secret_key"],
                 "aws_session_token": options["session_token"] or None,
             }
-        # Of the environment's profile and keys the keys count, as they do for the AWS CLI.
-        self.session = self._ask(
-            "The profile", "", lambda: boto3.session.Session(profile_name=None if self.keys else options["profile"] or None)
-        )
+        profile = None if self.keys else options["profile"] or None
+        self.session = self._ask("The profile", "", lambda: boto3.session.Session(profile_name=profile))
         self.roles = {}
 
     def _ask(self, action, where, call):
@@ -139,7 +138,7 @@ def _instances(client, filters, read, lock):
     while True:
         client.describe_instances(Filters=filters, MaxResults=1000, **({"NextToken": token} if token else {}))
         with lock:  # one page's tree at a time in memory
-            instances, token = read_page(bodies.pop(), read)
+            instances, token = read_page(bodies.pop(), read, client.meta.region_name)
         found += instances
         if not token:
             return found
@@ -148,7 +147,8 @@ def _instances(client, filters, read, lock):
 def _topology(client):
     """Instance id to its network nodes, from the top layer down."""
     types = [each for each in names() if instance_type(each)["topology_layers"]]
-    pages = client.get_paginator("describe_instance_topology").paginate(Filters=[{"Name": "instance-type", "Values": types}])
+    filters = [{"Name": "instance-type", "Values": types}]
+    pages = client.get_paginator("describe_instance_topology").paginate(Filters=filters, PaginationConfig={"PageSize": 100})
     return {each["InstanceId"]: each["NetworkNodes"] for page in pages for each in page["Instances"]}
 
 
@@ -207,11 +207,11 @@ def query(options, include, exclude, warn):
 def cache_key(options, include, exclude, environ=None):
     """A name for what these options would fetch. The account is told by the key, the profile or the role, without asking AWS who it is."""
     environ = os.environ if environ is None else environ
-    who = options["access_key"] or environ.get("AWS_ACCESS_KEY_ID") or options["profile"] or environ.get("AWS_PROFILE") or "default"
     files = [environ.get(each, "") for each in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE", "AWS_ROLE_ARN")]
     home = options["region"] or environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION") or ""
     what = [
-        who,
+        options["access_key"],
+        options["profile"],
         files,
         home,
         options["endpoint_url"],

@@ -195,12 +195,12 @@ class Api:
 
     def _DescribeInstanceTopology(self, form: dict[str, str], region: str) -> bytes:
         known = [each for each in self.fleets[region] if each.nodes]
-        start = int(form.get("NextToken", "0"))
+        start, most = int(form.get("NextToken", "0")), int(form.get("MaxResults", "20"))
         items = ""
-        for each in known[start : start + 100]:
+        for each in known[start : start + most]:
             nodes = "".join(map("<item>{}</item>".format, each.nodes))
             items += f"<item><instanceId>i-{each.id}</instanceId><networkNodeSet>{nodes}</networkNodeSet></item>"
-        token = f"<nextToken>{start + 100}</nextToken>" if start + 100 < len(known) else ""
+        token = f"<nextToken>{start + most}</nextToken>" if start + most < len(known) else ""
         body = f"<instanceSet>{items}</instanceSet>{token}"
         return f"<DescribeInstanceTopologyResponse {XMLNS}>{body}</DescribeInstanceTopologyResponse>".encode()
 

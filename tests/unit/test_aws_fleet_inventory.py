@@ -4,7 +4,13 @@
 
 from __future__ import annotations
 
+import gc
+import itertools
 import json
+import os
+import subprocess
+import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,9 +20,13 @@ from ansible.inventory.data import InventoryData
 from ansible.parsing.dataloader import DataLoader
 from ansible.plugins.loader import inventory_loader
 from ansible.utils.display import Display
+from botocore.retries.standard import ExponentialBackoff
 from ec2_replay import Api, Instance, fleet
 
+from ansible_collections.muster.fleet.plugins.plugin_utils.ec2_api import cache_key
+
 ROLE = "arn:aws:iam::%s:role/fleet"
+BACK_OFF = ExponentialBackoff.delay_amount
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +39,7 @@ def lone_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
-    # Back-off without the waiting.
+    # Back-off without the waiting; test_the_pauses_grow has the real one.
     monkeypatch.setattr("botocore.retries.standard.ExponentialBackoff.delay_amount", lambda *_more: 0.001)
 
 
@@ -46,13 +56,13 @@ def read(tmp_path: Path) -> Callable[..., InventoryData]:
     # The tests have imported the collection from the search path, so Ansible's finder of collections would come too late.
     inventory_loader.add_directory(str(Path(__file__).parents[2] / "plugins/inventory"))
 
-    def run(api: Api, name: str = "aws_fleet.yml", **options: object) -> InventoryData:
+    def run(api: Api, name: str = "aws_fleet.yml", flush: bool = False, **options: object) -> InventoryData:
         plugin = inventory_loader.get("aws_fleet")
         plugin._redirected_names = None
         path = tmp_path / name
         path.write_text(yaml.safe_dump({"plugin": "muster.fleet.aws_fleet", "regions": ["us-east-1"], "endpoint_url": api.url, **options}))
         found = InventoryData()
-        plugin.parse(found, DataLoader(), str(path))
+        plugin.parse(found, DataLoader(), str(path), cache=not flush)
         if hasattr(plugin, "_cache"):
             plugin.update_cache_if_changed()
         found.reconcile_inventory()
@@ -120,6 +130,32 @@ def test_groups_of_muster(read) -> None:
     }
     assert groups_of(found, "odd") == {"aws_ec2", "muster_type_q9_metal", "muster_az_us_east_1b", "muster_capacity_spot"}
     assert found.hosts["gpu-1"].vars["muster_network_nodes"] == ["nn-1", "nn-2", "nn-3"]
+
+
+def test_other_roles_accelerators_and_pcs(read) -> None:
+    neuron = Instance("0000000000000f", "trn1.32xlarge", {"Name": "trn", "muster:role": "login,monitoring"})
+    pcs = Instance("00000000000010", "m7i.8xlarge", {"Name": "pcs", "aws:pcs:compute-node-group-id": "pcs_2"}, cards=2, efa="interface")
+    cpu = Instance("00000000000011", "m7i.8xlarge", {"Name": "cpu", "parallelcluster:compute-resource-name": "cr-1"})
+    with Api({"us-east-1": [neuron, pcs, cpu]}) as api:
+        found = read(api, hostnames=["tag:Name"])
+    common = {"aws_ec2", "muster_az_us_east_1a", "muster_capacity_on_demand"}
+    assert groups_of(found, "trn") == common | {"muster_type_trn1_32xlarge", "muster_login", "muster_monitoring", "muster_neuron"}
+    assert groups_of(found, "pcs") == common | {"muster_type_m7i_8xlarge", "muster_pcs_group_pcs_2"}
+    assert groups_of(found, "cpu") == common | {"muster_type_m7i_8xlarge", "muster_resource_cr_1"}
+
+
+def test_the_topology_of_many(read) -> None:
+    many = fleet(250)
+    for each in many:
+        each.nodes = ("nn-1", f"nn-{each.id[-2:]}")
+    with Api({"us-east-1": many}) as api:
+        found = read(api, hostnames=["tag:Name"], topology=True)
+        asked = [each for each in api.requests if each["Action"] == "DescribeInstanceTopology"]
+    # EC2 gives 20 at a time when it is not asked for more.
+    assert [each["MaxResults"] for each in asked] == ["100"] * 3
+    assert "p5.48xlarge" in [value for key, value in asked[0].items() if key.startswith("Filter.1.Value")]
+    assert len(found.groups["muster_layer1_nn_1"].hosts) == 250
+    assert "muster_layer2_nn_f9" in groups_of(found, "node-00249")
 
 
 def test_the_catalogue_says_what_a_type_is(read) -> None:
@@ -192,6 +228,49 @@ def test_connection(read) -> None:
     assert mine["ansible_host"] == "bastion"
 
 
+def test_a_local_zone_is_in_its_region(read) -> None:
+    with Api({"us-east-1": [Instance("00000000000012", az="us-east-1-dfw-2a")]}) as api:
+        host = next(iter(read(api, connection="ssm").hosts.values()))
+    assert host.vars["placement"]["region"] == "us-east-1"
+    assert '--region us-east-1"' in host.vars["ansible_ssh_common_args"]
+
+
+def test_they_are_asked_at_once(read, monkeypatch: pytest.MonkeyPatch) -> None:
+    regions = ["us-east-1", "us-east-2", "us-west-2"]
+    with Api({each: [GPU] for each in regions}) as api:
+        # An answer is given when all six questions have come.
+        all_there, answer = threading.Barrier(6), api._DescribeInstances
+
+        def wait(form: dict[str, str], region: str) -> bytes:
+            all_there.wait(20)
+            return answer(form, region)
+
+        monkeypatch.setattr(api, "_DescribeInstances", wait)
+        assert len(read(api, regions=regions, assume_role_arns=[ROLE % 1, ROLE % 2]).hosts) == 1
+
+
+def test_whose_account_it_is(read, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "config").write_text("[profile mine]\naws_access_key_id = of-profile\naws_secret_access_key = s\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    with Api({"us-east-1": [HEAD]}) as api:
+
+        def asked(**options: object) -> tuple[str, bool]:
+            host = read(api, hostnames=["tag:Name"], connection="ssm", **options).hosts["head"]
+            return api.requests[-1]["key"], "--profile mine" in host.vars["ansible_ssh_common_args"]
+
+        assert asked() == ("testing", False)
+        # What the file says comes before the environment, and the environment's keys before its profile.
+        assert asked(profile="mine") == ("of-profile", True)
+        monkeypatch.setenv("AWS_PROFILE", "mine")
+        assert asked() == ("testing", False)
+        assert asked(access_key="of-file", secret_key="s") == ("of-file", False)
+        with pytest.raises(SystemExit, match="profile and access_key are two accounts; take one out"):
+            asked(access_key="of-file", secret_key="s", profile="mine")
+        monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+        monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+        assert asked() == ("of-profile", True)
+
+
 def test_accounts_and_regions_side_by_side(read) -> None:
     with Api({"us-east-1": [GPU], "us-west-2": [HEAD]}) as api:
         roles = [ROLE % "111122223333", ROLE % "444455556666"]
@@ -246,6 +325,69 @@ def test_a_warm_cache_asks_nothing(read, tmp_path: Path) -> None:
             assert actions(api).count("DescribeInstances") == before + 1, other
 
 
+def test_a_cache_that_is_flushed_or_damaged_is_asked_anew(read, tmp_path: Path) -> None:
+    cache = {"cache": True, "cache_plugin": "jsonfile", "cache_connection": str(tmp_path / "cache")}
+    with Api({"us-east-1": [GPU]}) as api:
+        read(api, **cache)
+        read(api, **cache, flush=True)
+        assert len(api.requests) == 2
+        for file in (tmp_path / "cache").iterdir():
+            file.write_text(json.dumps({"json": "[1, 2"}))
+        assert len(read(api, **cache).hosts) == 1
+        assert len(read(api, **cache).hosts) == 1
+        assert len(api.requests) == 3
+
+
+def test_everything_that_is_asked_is_in_the_key_of_the_cache() -> None:
+    options = {"access_key": "", "profile": "", "region": "", "endpoint_url": "", "roles": [], "regions": ["us-east-1"], "topology": False}
+    others = [
+        {"access_key": "a"},
+        {"profile": "a"},
+        {"region": "us-west-2"},
+        {"endpoint_url": "http://a"},
+        {"roles": ["a"]},
+        {"regions": ["us-west-2"]},
+        {"topology": True},
+    ]
+    keys = [cache_key({**options, **each}, [["x"]], [], {}) for each in ({}, *others)]
+    keys += [cache_key(options, [["y"]], [], {}), cache_key(options, [["x"]], [["y"]], {}), cache_key(options, [["x"], ["y"]], [], {})]
+    keys += [cache_key(options, [["x"]], [], {name: "a"}) for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE", "AWS_ROLE_ARN")]
+    assert len(set(keys)) == len(keys)
+    assert keys[0] == cache_key({**options, "strict_permissions": True}, [["x"]], [], {})
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_the_collector_is_left_as_it_was(read, before: bool) -> None:
+    (gc.enable if before else gc.disable)()
+    try:
+        with Api({"us-east-1": [GPU]}) as api:
+            read(api)
+            after = gc.isenabled()
+            with pytest.raises(SystemExit):
+                read(api, regions=[""])
+        assert (after, gc.isenabled()) == (before, before)
+    finally:
+        gc.enable()
+
+
+def test_the_pauses_grow(read, monkeypatch: pytest.MonkeyPatch) -> None:
+    paused: list[float] = []
+
+    def most(self: ExponentialBackoff, context: object) -> float:
+        self._random = lambda: 1.0
+        return BACK_OFF(self, context)
+
+    monkeypatch.setattr(ExponentialBackoff, "delay_amount", most)
+    monkeypatch.setattr("time.sleep", paused.append)
+    with Api({"us-east-1": [GPU]}) as api:
+        api.faults["DescribeInstances", "us-east-1"] = [(503, "RequestLimitExceeded", "Request limit exceeded.")] * 20
+        with pytest.raises(SystemExit, match="EC2 still throttled DescribeInstances in region us-east-1 after all retries"):
+            read(api)
+        assert actions(api) == ["DescribeInstances"] * 10
+    assert len(paused) == 9
+    assert all(later > earlier or later == 20 for earlier, later in itertools.pairwise(paused))
+
+
 def test_a_throttled_api_is_asked_again(read) -> None:
     with Api({"us-east-1": [GPU]}) as api:
         api.faults["DescribeInstances", "us-east-1"] = [(503, "RequestLimitExceeded", "Request limit exceeded.")] * 3
@@ -269,6 +411,18 @@ def test_a_region_that_fails_fails_the_inventory_unless_told_otherwise(read, war
         assert set(read(api, **options, **cache, skip_failed_regions=True).hosts) == {"gpu-1", "head"}
 
 
+def test_what_strict_permissions_does_not_forgive(read, warnings) -> None:
+    options = {"regions": ["us-east-1", "us-west-2"], "hostnames": ["tag:Name"]}
+    with Api({"us-east-1": [GPU], "us-west-2": [HEAD]}) as api:
+        api.faults["DescribeInstances", "us-west-2"] = [(400, "InvalidParameterValue", "No.")] * 2
+        with pytest.raises(SystemExit, match="DescribeInstances failed in region us-west-2"):
+            read(api, **options, strict_permissions=False)
+        assert set(read(api, **options, skip_failed_regions=True).hosts) == {"gpu-1"}
+        api.faults["DescribeInstanceTopology", "us-east-1"] = [(403, "UnauthorizedOperation", "No.")]
+        with pytest.raises(SystemExit, match="DescribeInstanceTopology is denied in region us-east-1"):
+            read(api, **options, topology=True)
+
+
 def test_terminated_instances_are_left_out(read, warnings) -> None:
     with Api({"us-east-1": [GPU, Instance("0000000000000e", tags={"Name": "gone"}, state="terminated", ip="")]}) as api:
         assert set(read(api, hostnames=["tag:Name"]).hosts) == {"gpu-1"}
@@ -284,7 +438,11 @@ def test_terminated_instances_are_left_out(read, warnings) -> None:
         ),
         (
             (401, "AuthFailure", "AWS was not able to validate"),
-            "AWS does not know the credentials (AuthFailure in region us-east-1); check the profile",
+            "(AuthFailure in region us-east-1); check the profile or the access key, or enable the region.",
+        ),
+        (
+            (400, "ExpiredToken", "The security token included in the request is expired"),
+            "The AWS credentials have expired (ExpiredToken in region us-east-1); log in again.",
         ),
         (
             (400, "InvalidParameterValue", "The filter 'x' is invalid"),
@@ -372,3 +530,21 @@ def test_an_answer_that_is_no_answer(read, monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setattr(api, "_DescribeInstances", lambda *_more: b"<html>proxy</ht")
         with pytest.raises(SystemExit, match="DescribeInstances gave an answer that cannot be read"):
             read(api)
+
+
+def test_the_command_ends_with_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "aws_fleet.yml").write_text("plugin: muster.fleet.aws_fleet\nregions: ['']\n")
+    for command in ("inventory import main; main()", "playbook import main; main()"):
+        more = ["--list"] if command.startswith("inventory") else [str(Path(__file__).parents[2] / "site.yml")]
+        done = subprocess.run(
+            [sys.executable, "-c", f"from ansible.cli.{command}", "-i", str(tmp_path / "aws_fleet.yml"), *more],
+            cwd=Path(__file__).parents[2],
+            env={**os.environ, "ANSIBLE_LOCALHOST_WARNING": "false"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (done.returncode, done.stdout) == (1, ""), done.stderr
+        sentence = "No region: option regions has an empty entry; name a region such as us-east-1."
+        assert done.stderr.splitlines()[-1] == f"{tmp_path}/aws_fleet.yml: {sentence}"
+        assert "Traceback" not in done.stderr
