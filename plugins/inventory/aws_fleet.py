@@ -336,7 +336,8 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):
         work = self._work(known)
         everywhere = self._group("aws_ec2")
         self.inventory.add_child("all", everywhere.name)
-        counts = collections.Counter(instance["instance_type"] for _name, instance in named)
+        # By id, because an instance may be several hosts.
+        counts = collections.Counter({instance["instance_id"]: instance["instance_type"] for _name, instance in named}.values())
         accelerators = {kind: (known_type(kind) or {}).get("accelerator") for kind in counts}
         connection, wanted = self.get_option("connection"), self.get_option("variables")
         for name, instance in named:

@@ -172,6 +172,13 @@ def test_the_catalogue_says_what_a_type_is(read) -> None:
         "busbw": 410.6,
     }
     assert "muster_instance" not in found.groups["muster_type_q9_metal"].vars
+    with Api({"us-east-1": [GPU]}) as api:
+        twice = read(api, hostnames=["tag:Name", "instance-id"], allow_duplicated_hosts=True)
+    # One instance, although it is two hosts: what two of them reach is another busbw.
+    assert len(twice.hosts) == 2
+    assert twice.groups["muster_type_p5_48xlarge"].vars["muster_instance"] == facts
+    with Api({"us-east-1": [GPU, Instance("00000000000013", ip="10.0.0.19")]}) as api:
+        assert read(api).groups["muster_type_p5_48xlarge"].vars["muster_instance"]["busbw"] != facts["busbw"]
 
 
 def test_pages_and_their_variables(read) -> None:
@@ -195,6 +202,23 @@ def test_a_tag_is_never_a_template(read) -> None:
         )
     assert found.hosts["EVIL"].vars["role"] == found.hosts["EVIL"].vars["again"] == "{{ lookup('pipe', 'id') }}"
     assert "____lookup__pipe____id_____" in found.groups
+
+
+def test_groups_below_a_parent_of_each_host(read) -> None:
+    teams = [Instance(f"0000000000000{n}", tags={"Name": f"n{n}", "Role": "web", "Team": f"team{n}"}, ip=f"10.0.0.{n}") for n in (1, 2)]
+    with Api({"us-east-1": teams}) as api:
+        found = read(api, keyed_groups=[{"key": "tags.Role", "prefix": "role", "parent_group": "{{ tags.Team }}"}])
+    assert {each.name for each in found.groups["role_web"].parent_groups} == {"team1", "team2"}
+
+
+def test_extra_variables_come_first(read, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ansible.plugins.inventory.load_extra_vars", lambda _loader: {"instance_type": "mine", "site": "here"})
+    options = {"hostnames": ["tag:Name"], "compose": {"seen": "instance_type", "at": "site | upper"}}
+    with Api({"us-east-1": [HEAD]}) as api:
+        with_them = read(api, **options, use_extra_vars=True).hosts["head"].vars
+        without = read(api, **options).hosts["head"].vars
+    assert (with_them["seen"], with_them["at"]) == ("mine", "HERE")
+    assert (without["seen"], "at" in without) == ("m7i.8xlarge", False)
 
 
 def test_two_hosts_of_one_name_stay_two(read, warnings) -> None:
@@ -424,9 +448,12 @@ def test_what_strict_permissions_does_not_forgive(read, warnings) -> None:
 
 
 def test_terminated_instances_are_left_out(read, warnings) -> None:
-    with Api({"us-east-1": [GPU, Instance("0000000000000e", tags={"Name": "gone"}, state="terminated", ip="")]}) as api:
+    gone = [
+        Instance(f"0000000000000{n}", tags={"Name": "gone"}, state=state, ip="") for n, state in enumerate(("terminated", "shutting-down"))
+    ]
+    with Api({"us-east-1": [GPU, *gone]}) as api:
         assert set(read(api, hostnames=["tag:Name"]).hosts) == {"gpu-1"}
-    assert "1 terminated instances are left out, such as i-0000000000000e; they have no address any more." in warnings
+    assert "2 terminated instances are left out, such as i-00000000000000; they have no address any more." in warnings
 
 
 @pytest.mark.parametrize(
@@ -493,6 +520,8 @@ def test_options_that_cannot_be(read, monkeypatch: pytest.MonkeyPatch, options: 
         ({"Name": "x", "muster:role": "contoller"}, "has the tag muster:role=contoller; contoller is none of controller, login, compute"),
         ({"Name": "-oProxyCommand=id"}, "would be called '-oProxyCommand=id', which Ansible cannot use; mend its tag"),
         ({"Name": "two words"}, "would be called 'two words', which Ansible cannot use"),
+        ({"Name": "web[1]"}, "would be called 'web[1]', which Ansible cannot use"),
+        ({"Name": "a,b"}, "would be called 'a,b', which Ansible cannot use"),
     ],
 )
 def test_tags_that_cannot_be(read, tags: dict[str, str], sentence: str) -> None:
@@ -529,6 +558,9 @@ def test_an_answer_that_is_no_answer(read, monkeypatch: pytest.MonkeyPatch) -> N
     with Api({"us-east-1": [GPU]}) as api:
         monkeypatch.setattr(api, "_DescribeInstances", lambda *_more: b"<html>proxy</ht")
         with pytest.raises(SystemExit, match="DescribeInstances gave an answer that cannot be read"):
+            read(api)
+        monkeypatch.setattr(api, "_DescribeInstances", lambda *_more: b"<html><body>Log in</body></html>")
+        with pytest.raises(SystemExit, match=r"answer that cannot be read .it has no reservationSet"):
             read(api)
 
 
