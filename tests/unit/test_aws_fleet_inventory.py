@@ -202,6 +202,8 @@ def test_a_tag_is_never_a_template(read) -> None:
         )
     assert found.hosts["EVIL"].vars["role"] == found.hosts["EVIL"].vars["again"] == "{{ lookup('pipe', 'id') }}"
     assert "____lookup__pipe____id_____" in found.groups
+    with Api({"us-east-1": [Instance("0000000000000d", tags={"Name": "{{'in'~'side'}}"})]}) as api:
+        assert set(read(api, hostnames=["tag:Name | upper"]).hosts) == {"{{'IN'~'SIDE'}}"}
 
 
 def test_groups_below_a_parent_of_each_host(read) -> None:
