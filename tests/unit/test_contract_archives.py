@@ -9,6 +9,7 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -119,3 +120,13 @@ def test_every_program_says_what_it_is(made: Path) -> None:
     label = re.compile(rb"contract archive: keeps names, options and exit codes of [^;]+; not the vendor's")
     for path in [*made.glob("dl.k8s.io/**/kubectl"), made / "contract.yml"]:
         assert label.search(path.read_bytes()), path
+
+
+def test_neuron_s_own_stands_where_the_stack_of_aws_looks(tmp_path: Path) -> None:
+    maker = ROOT / "roles/neuron/molecule/default/contract_neuron.py"
+    subprocess.run([sys.executable, maker, tmp_path / "mirror"], check=True, capture_output=True)
+    aws, contract = (stack_files.load(name) for name in ("aws-2026.11", str(tmp_path / "mirror/contract.yml")))
+    real, ours = (logic.source_of(stack, "neuron", system, "x86_64") for stack, system in ((aws, "ubuntu24.04"), (contract, "debian13")))
+    assert real and ours
+    assert (real["repository"], real["packages"], real["signature"]["key"]) == (ours["repository"], ours["packages"], ours["signature"]["key"])
+    assert cached(logic.redirected(ours, str(tmp_path / "mirror")), tmp_path).stat().st_size > 0

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright: the Muster developers
+"""What a role of a GPU node says when it cannot be: the roles themselves, in a dry run on this machine with the facts of another."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+DEBIAN = {"distribution": "Debian", "distribution_major_version": "13", "distribution_version": "13.2", "os_family": "Debian"}
+FEDORA = {"distribution": "Fedora", "distribution_major_version": "42", "distribution_version": "42", "os_family": "RedHat"}
+UBUNTU = {"distribution": "Ubuntu", "distribution_major_version": "24", "distribution_version": "24.04", "os_family": "Debian"}
+MACHINE = {"architecture": "x86_64", "virtualization_type": "kvm"}
+
+
+def headers_task() -> dict:
+    """The task of role nvidia_driver that looks at what kernel_facts said."""
+    tasks = yaml.safe_load((ROOT / "roles/nvidia_driver/tasks/install.yml").read_text())
+    [task] = [task for task in tasks if "headers" in task["name"]]
+    return task
+
+
+# name: (facts, role, its variables, what it says)
+CASES = {
+    "unknown OS": (FEDORA, "efa", {}, "Stack aws-2026.11 has no efa for fedora42 on x86_64; give efa a source for it."),
+    "refused on this OS": (DEBIAN, "neuron", {"muster_stack_name": "aws-2026.11"}, "neuron 2.32.0 is refused on debian13: "),
+    "not verified": (UBUNTU, "lustre_client", {}, "lustre_client * is not verified (AWS publishes no fingerprint of the key"),
+    "unknown type": (UBUNTU, "nvidia_fabric", {"instance_type": "p5.48xlrage"}, "p5.48xlarge"),
+    "driver and fabric manager differ": (
+        UBUNTU,
+        "nvidia_fabric",
+        {"instance_type": "p5.48xlarge", "nvidia_driver_version": "595.91.07"},
+        "fabricmanager 595.112.07 and driver 595.91.07 differ, and neither starts with another's version; give both the same in the stack.",
+    ),
+    "stack with an unknown key": (
+        DEBIAN,
+        "docker",
+        {"muster_stack_name": "FOLDER/site.yml"},
+        "Stack site: component docker has the unknown key verison; the nearest is version.",
+    ),
+    "no space for the components of the host together": (
+        DEBIAN,
+        "cuda",
+        {"__stack_components": ["cuda", "nccl"], "__phases_space": {"cuda": 10**9, "nccl": 2, "efa": 1500}},
+        "cuda, nccl together need 1000000002 MiB on / and ",
+    ),
+    "kernel without headers": (
+        DEBIAN,
+        "",
+        {"__nvidia_driver_kernel": {"headers": False, "target": "6.12.1-amd64", "header_packages": ["linux-headers-6.12.1-amd64"]}},
+        "Kernel 6.12.1-amd64, which this node will run, has no headers to build the driver with; run role kernel first, "
+        "or install linux-headers-6.12.1-amd64.",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """{case: message}, of one play that goes on after each refusal, on a host a case."""
+    folder = tmp_path_factory.mktemp("refusals")
+    site = {"schema": "muster.stack/1", "name": "site", "extends": "debian-13", "docker": {"verison": "1"}}
+    (folder / "site.yml").write_text(json.dumps(site))
+    play = []
+    for number, (facts, role, variables, _said) in enumerate(CASES.values()):
+        run = {"ansible.builtin.include_role": {"name": f"muster.fleet.{role}"}} if role else headers_task()
+        known = {"ansible.builtin.set_fact": {**facts, **MACHINE, "cacheable": True}}
+        heard = {"ansible.builtin.copy": {"content": "{{ ansible_failed_result.msg }}", "dest": f"{folder}/{number}.txt"}, "check_mode": False}
+        one = {**run, "vars": {"muster_phases": ["install"], **variables}}
+        play.append({"hosts": f"case{number}", "gather_facts": False, "tasks": [known, {"block": [one], "rescue": [heard]}]})
+    (folder / "play.yml").write_text(json.dumps(play).replace("FOLDER", str(folder)))
+    hosts = {f"case{number}": {"ansible_connection": "local", "ansible_python_interpreter": sys.executable} for number in range(len(CASES))}
+    (folder / "hosts.yml").write_text(json.dumps({"all": {"hosts": hosts}}))
+    command = ["ansible-playbook", "--check", "-i", str(folder / "hosts.yml"), str(folder / "play.yml")]
+    done = subprocess.run(
+        [str(Path(sys.executable).parent / command[0]), *command[1:]],
+        cwd=ROOT,
+        env={**os.environ, "PWD": str(folder), "ANSIBLE_NOCOLOR": "1"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    texts = {name: folder / f"{number}.txt" for number, name in enumerate(CASES)}
+    # What is not refused says how it went on instead.
+    return {name: text.read_text() if text.exists() else done.stdout[-3000:] + done.stderr for name, text in texts.items()}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_it_is_one_sentence_before_anything_is_changed(said: dict[str, str], case: str) -> None:
+    assert CASES[case][3] in said[case]
+    assert "\n" not in said[case].strip()
