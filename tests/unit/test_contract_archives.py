@@ -128,5 +128,9 @@ def test_neuron_s_own_stands_where_the_stack_of_aws_looks(tmp_path: Path) -> Non
     aws, contract = (stack_files.load(name) for name in ("aws-2026.11", str(tmp_path / "mirror/contract.yml")))
     real, ours = (logic.source_of(stack, "neuron", system, "x86_64") for stack, system in ((aws, "ubuntu24.04"), (contract, "debian13")))
     assert real and ours
-    assert (real["repository"], real["packages"], real["signature"]["key"]) == (ours["repository"], ours["packages"], ours["signature"]["key"])
+    assert (real["repository"], real["packages"], real["signature"]["key"]) == (
+        ours["repository"],
+        ours["packages"],
+        ours["signature"]["key"],
+    )
     assert cached(logic.redirected(ours, str(tmp_path / "mirror")), tmp_path).stat().st_size > 0

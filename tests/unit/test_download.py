@@ -75,6 +75,18 @@ def test_a_fault_is_one_sentence_and_leaves_nothing_that_would_be_found(server, 
     assert [path for path in (tmp_path / "downloads").iterdir() if path.name.endswith("x-1.0.tar.gz")] == []
 
 
+def test_a_mirror_that_stumbles_is_given_longer_and_longer_pauses(server, source, tmp_path: Path, monkeypatch) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr(downloads.time, "sleep", pauses.append)
+    server.trouble["/a/x-1.0.tar.gz"] = [503, "cut", 429]
+    assert cached(source(), tmp_path).read_bytes() == ARCHIVE
+    assert pauses == [1, 2, 4]
+    server.trouble["/b/y.tar.gz"] = [503] * 9
+    with pytest.raises(DownloadError):
+        cached(source(url="HOST/b/y.tar.gz"), tmp_path)
+    assert pauses == [1, 2, 4] * 2, "nobody waits after the last try"
+
+
 def test_after_a_cut_the_next_run_goes_on_there(server, source, tmp_path: Path) -> None:
     server.trouble["/a/x-1.0.tar.gz"] = ["cut"] * 4
     with pytest.raises(DownloadError):

@@ -71,7 +71,10 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     for number, (facts, role, variables, _said) in enumerate(CASES.values()):
         run = {"ansible.builtin.include_role": {"name": f"muster.fleet.{role}"}} if role else headers_task()
         known = {"ansible.builtin.set_fact": {**facts, **MACHINE, "cacheable": True}}
-        heard = {"ansible.builtin.copy": {"content": "{{ ansible_failed_result.msg }}", "dest": f"{folder}/{number}.txt"}, "check_mode": False}
+        heard = {
+            "ansible.builtin.copy": {"content": "{{ ansible_failed_result.msg }}", "dest": f"{folder}/{number}.txt"},
+            "check_mode": False,
+        }
         one = {**run, "vars": {"muster_phases": ["install"], **variables}}
         play.append({"hosts": f"case{number}", "gather_facts": False, "tasks": [known, {"block": [one], "rescue": [heard]}]})
     (folder / "play.yml").write_text(json.dumps(play).replace("FOLDER", str(folder)))

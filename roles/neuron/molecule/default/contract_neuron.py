@@ -3,8 +3,8 @@
 # Copyright: the Muster developers
 """Makes a contract archive of AWS Neuron's repository in a mirror folder: contract_neuron.py FOLDER.
 
-Names, dependencies and options as in AWS' repository, nothing of AWS in it; the driver's package has no source that DKMS could build, and the
-repository is flat, because Debian's release names are not among AWS' suites. See .config/molecule/contract_archives.py.
+Names, dependencies and options as in AWS' repository, nothing of AWS in it; the driver's package has no source that DKMS could
+build, and the repository is flat, because Debian's release names are not among AWS' suites. See .config/molecule/contract_archives.py.
 """
 
 from __future__ import annotations

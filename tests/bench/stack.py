@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright: the Muster developers
+"""The install of stack debian-13 against a bare shell script, and provision.yml of a baked node against that of a fresh one.
+
+    python -m tests.bench.stack         everything, with CUDA and the real sources, on a quiet machine: half an hour
+    python -m tests.bench.stack small   without CUDA, and contract archives for sources: builds take a second, Muster's own part counts
+    python -m tests.bench.stack small bare|ours|fresh   one part of it, when the machine is to be had for some minutes only
+
+Prints JSON. Real sources are taken from the cache of downloads, or fetched first.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import yaml
+
+from ansible_collections.muster.fleet.plugins.module_utils import stack
+from ansible_collections.muster.fleet.plugins.module_utils.places import cache_dir
+from ansible_collections.muster.fleet.plugins.plugin_utils import stack_files
+from ansible_collections.muster.fleet.plugins.plugin_utils.downloads import cached
+
+from .converge import addresses
+from .fleets import ROOT, Fleet
+
+SOURCES = ("gdrcopy", "aws_ofi_nccl", "nccl_tests", "pyxis")
+# Roles whose install is measured, in the stack's own order; Slurm for pyxis, which is built against it.
+ROLES = ["common", "kernel", "cuda", "gdrcopy", "nccl", "aws_ofi_nccl", "nccl_tests", "docker", "slurm", "enroot_pyxis"]
+# What those roles install on a compute node, from their own defaults and the stack's distro packages.
+PACKAGES = (
+    "ca-certificates curl jq numactl pciutils tzdata linux-headers-amd64 libnccl2 libnccl-dev docker.io docker-cli "
+    "libfabric1 libfabric-dev openmpi-bin libopenmpi-dev autoconf automake libtool libhwloc-dev make g++ binutils "
+    "munge logrotate libpmix2t64 libpam-slurm-adopt slurm-client slurm-wlm-basic-plugins slurmd libslurm-dev "
+)
+NOT_RUN = [
+    "kernel.running",
+    "gdrcopy.copies",
+    "aws_ofi_nccl.network",
+    "nccl_tests.all_reduce",
+    "enroot_pyxis.enroot",
+    "enroot_pyxis.users_import",
+    "enroot_pyxis.user_namespaces",
+]
+
+
+def fresh_cache(asked: dict) -> dict:
+    """The same with a cache that has no builds yet."""
+    shutil.rmtree(asked["muster_cache_dir"], ignore_errors=True)
+    return asked
+
+
+def variables(folder: Path, small: bool) -> dict:
+    """What Ansible is told; its cache is this measurement's own, because the user's may have the builds."""
+    asked = {
+        "muster_components": [role for role in ROLES if not (small and role == "cuda")],
+        "kernel_packages": ["linux-headers-amd64"],
+        "common_ca_certificates": [],
+        "muster_cache_dir": str(folder / "cache"),
+        "muster_stack_name": "debian-13",
+    }
+    if small:
+        archives = folder / "contract"
+        subprocess.run([sys.executable, ROOT / ".config/molecule/contract_archives.py", archives], check=True, stdout=subprocess.DEVNULL)
+        # Its enroot is left out, for a bare script would not install that; the rest extends debian-13.
+        document = json.loads((archives / "contract.yml").read_text().split("\n", 1)[1])
+        document.pop("enroot", None)
+        (archives / "bench.yml").write_text(json.dumps(document))
+        asked |= {"muster_stack_name": str(archives / "bench.yml"), "muster_mirror": str(archives)}
+    return asked
+
+
+def files(asked: dict, folder: Path) -> dict[str, Path]:
+    """The source archives that both use, by component, in Ansible's cache too, so that the network is in neither figure."""
+    document = stack_files.load(asked["muster_stack_name"])
+    found = {}
+    for name in SOURCES:
+        source = stack.redirected(stack.source_of(document, name, "debian13", "x86_64"), asked.get("muster_mirror", ""))
+        kept = cached(source, cache_dir(os.environ))
+        found[name] = kept
+        there = Path(asked["muster_cache_dir"]) / "downloads"
+        there.mkdir(parents=True, exist_ok=True)
+        shutil.copy(kept, there)
+    return found
+
+
+def bare_s(fleet: Fleet, folder: Path, asked: dict) -> float:
+    """The shell script on a fresh node."""
+    bundle = folder / "bare"
+    bundle.mkdir()
+    sums = ""
+    for name, kept in files(asked, folder).items():
+        shutil.copy(kept, bundle / f"{name}.tar.gz")
+        digest = subprocess.run(["sha256sum", f"{name}.tar.gz"], cwd=bundle, capture_output=True, text=True, check=True).stdout
+        sums += digest
+        [script] = ROOT.glob(f"roles/*/files/build-{name}.sh")
+        shutil.copy(script, bundle)
+    (bundle / "sums").write_text(sums)
+    shutil.copy(ROOT / "tests/bench/stack.sh", bundle)
+    packed = subprocess.run(["tar", "-C", bundle, "-c", "."], capture_output=True, check=True).stdout
+    ssh = fleet.ssh("compute-1", addresses(fleet)["compute-1"])
+    subprocess.run([*ssh, "mkdir -p /var/tmp/bare && tar -x -C /var/tmp/bare"], input=packed, check=True)
+    packages = PACKAGES + ("nvidia-cuda-toolkit" if "cuda" in asked["muster_components"] else "")
+    began = time.monotonic()
+    done = subprocess.run([*ssh, f"sh /var/tmp/bare/stack.sh /var/tmp/bare {packages}"], capture_output=True, text=True, check=False)
+    wall = time.monotonic() - began
+    if done.returncode != 0:
+        logs = subprocess.run([*ssh, "tail -n 5 /var/tmp/bare/*.log"], capture_output=True, text=True, check=False).stdout
+        raise SystemExit(f"stack.sh ended with {done.returncode}: {done.stdout[-1500:]}{done.stderr[-1500:]}{logs}")
+    return wall
+
+
+def ours_s(fleet: Fleet, folder: Path, asked: dict, host: str) -> float:
+    """The install phase on one node."""
+    files(asked, folder)
+    extra = json.dumps({**asked, "muster_phases": ["install"]})
+    return fleet.playbook("playbooks/stack.yml", "--limit", host, "-e", extra).wall_s
+
+
+def provision_s(fleet: Fleet, folder: Path, asked: dict) -> float:
+    """Seconds of all tasks of provision.yml on the whole fleet, with its verify, as its report counts them."""
+    files(asked, folder)
+    allowed = yaml.safe_load((ROOT / "inventory/local/group_vars/all.yml").read_text())["muster_allow_not_run"]
+    fleet.playbook("playbooks/provision.yml", "-e", json.dumps({**asked, "muster_allow_not_run": allowed + NOT_RUN}))
+    report = json.loads((folder / "runs" / fleet.name / "latest/report.json").read_text())
+    return sum(each["seconds"] for each in report["timings"]["roles"])
+
+
+def main(argv: list[str]) -> None:
+    small, parts = "small" in argv, [word for word in argv if word != "small"] or ["bare", "ours", "fresh"]
+    found: dict[str, float] = {}
+    with tempfile.TemporaryDirectory(prefix="muster-bench-") as name:
+        folder = Path(name)
+        asked = variables(folder, small)
+        for part in parts:
+            with Fleet(f"bench-stack-{part}", 1, folder, memory="3072") as fleet:
+                if part == "bare":
+                    found["bare_s"] = bare_s(fleet, folder, asked)
+                elif part == "fresh":
+                    found["fresh_tasks_s"] = provision_s(fleet, folder, fresh_cache(asked))
+                else:
+                    found["ours_s"] = ours_s(fleet, folder, fresh_cache(asked), "compute-1")
+                    ours_s(fleet, folder, asked, "controller-1")
+                    found["baked_tasks_s"] = provision_s(fleet, folder, asked)
+    for name, (one, other) in {"ours_to_bare": ("ours_s", "bare_s"), "baked_to_fresh": ("baked_tasks_s", "fresh_tasks_s")}.items():
+        if {one, other} <= set(found):
+            found[name] = found[one] / found[other]
+    print(json.dumps({key: round(value, 2) for key, value in found.items()}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
