@@ -4,7 +4,7 @@
 
     python -m tests.bench.stack         everything, with CUDA and the real sources, on a quiet machine: half an hour
     python -m tests.bench.stack small   without CUDA, and contract archives for sources: builds take a second, Muster's own part counts
-    python -m tests.bench.stack small bare|ours|fresh   one part of it, when the machine is to be had for some minutes only
+    python -m tests.bench.stack small bare|ours|fresh|baked    parts of it, when the machine is to be had for some minutes only
 
 Prints JSON. Real sources are taken from the cache of downloads, or fetched first.
 """
@@ -117,7 +117,7 @@ def bare_s(fleet: Fleet, folder: Path, asked: dict) -> float:
 
 
 def ours_s(fleet: Fleet, folder: Path, asked: dict, host: str) -> float:
-    """The install phase on one node."""
+    """The install phase on these hosts."""
     files(asked, folder)
     extra = json.dumps({**asked, "muster_phases": ["install"]})
     return fleet.playbook("playbooks/stack.yml", "--limit", host, "-e", extra).wall_s
@@ -133,7 +133,7 @@ def provision_s(fleet: Fleet, folder: Path, asked: dict) -> float:
 
 
 def main(argv: list[str]) -> None:
-    small, parts = "small" in argv, [word for word in argv if word != "small"] or ["bare", "ours", "fresh"]
+    small, parts = "small" in argv, [word for word in argv if word != "small"] or ["bare", "ours", "fresh", "baked"]
     found: dict[str, float] = {}
     with tempfile.TemporaryDirectory(prefix="muster-bench-") as name:
         folder = Path(name)
@@ -142,11 +142,12 @@ def main(argv: list[str]) -> None:
             with Fleet(f"bench-stack-{part}", 1, folder, memory="3072") as fleet:
                 if part == "bare":
                     found["bare_s"] = bare_s(fleet, folder, asked)
+                elif part == "ours":
+                    found["ours_s"] = ours_s(fleet, folder, fresh_cache(asked), "compute-1")
                 elif part == "fresh":
                     found["fresh_tasks_s"] = provision_s(fleet, folder, fresh_cache(asked))
                 else:
-                    found["ours_s"] = ours_s(fleet, folder, fresh_cache(asked), "compute-1")
-                    ours_s(fleet, folder, asked, "controller-1")
+                    ours_s(fleet, folder, fresh_cache(asked), "all")
                     found["baked_tasks_s"] = provision_s(fleet, folder, asked)
     for name, (one, other) in {"ours_to_bare": ("ours_s", "bare_s"), "baked_to_fresh": ("baked_tasks_s", "fresh_tasks_s")}.items():
         if {one, other} <= set(found):
