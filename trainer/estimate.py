@@ -170,13 +170,14 @@ def memory(shape: Shape, plan: Plan, dtype: str, *, cpu: bool = False) -> Memory
     layers = len(max(layout.stages(shape.num_layers), key=len)) * layout.chunks
     local = layers * block + ends
     shards = 1 if layout.ddp else layout.shard
+    plain = layout.ddp or (layout.world_size == 1 and width == 4)  # without FSDP2, which one rank needs for its casts alone
     rest, gradients = 12 * local / shards, 4 * local / shards
     # Between micro-batches FSDP2 keeps whole gradients in float32; a pipeline keeps whole weights too.
     held = 0.0 if plan.accumulation == 1 else 4 * local
-    whole = 0.0 if layout.ddp else width * (local if layout.pipeline > 1 else ends)
-    cast = width * block if width < 4 or not layout.ddp else 0.0
+    whole = 0.0 if plain else width * (local if layout.pipeline > 1 else ends)
+    cast = width * block if width < 4 or not plain else 0.0
     # A block's whole gradients, and in float32 what is handed to the reduction; a rank alone reduces nothing.
-    reduced = 0.0 if layout.ddp else width + (4 if shards > 1 or width < 4 else 0)
+    reduced = 0.0 if plain else width + (4 if shards > 1 or width < 4 else 0)
     copied, copied_ends = reduced * block, reduced * ends
     tokens = plan.batch * shape.max_context_width / layout.context
     in_flight = min(layout.pipeline * layout.chunks, plan.accumulation)

@@ -58,7 +58,7 @@ class Layout:
         named = [f"{name} {degree}" for name, degree in parts.items() if degree > 1]
         if self.chunks > 1:
             named.append(f"{self.chunks} parts a stage")
-        return " x ".join(named) or ("DDP 1" if self.ddp else "FSDP 1")
+        return " x ".join(named) or "undivided"
 
 
 def divides(what: str, count: int, flag: str, degree: int) -> None:

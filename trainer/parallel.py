@@ -352,7 +352,8 @@ def build(shape: Shape, config: TrainConfig, device: torch.device, source: Sourc
             model = Llama(shape, groups, stages[index], index == 0, index == len(stages) - 1).to(kept)
         parts = parts_of(model, layout, meshes, divide_model(model, layout, meshes))
         prepare(model, config, precision)
-        if not layout.ddp:
+        # One rank has nobody to share with: there FSDP2 would only copy each weight, but it is what casts them.
+        if not layout.ddp and (layout.world_size > 1 or compute != kept):
             dims = {id(parameter): parts[name].cuts[-1][0] for name, parameter in model.named_parameters()}
             shard(model, layout, meshes, compute if compute != kept else None, dims)
         model.to_empty(device=device)

@@ -81,7 +81,7 @@ def table(found: dict, trainer: dict, added: dict) -> str:
                 "Trainer's step / bare PyTorch loop's",
                 trainer["loop_overhead"],
                 "1.03",
-                f"{trainer['bare_steps_per_s']:.2f} / {trainer['trainer_steps_per_s']:.2f} steps/s",
+                f"{trainer['trainer_step_s']:.3f} s / {trainer['bare_step_s']:.3f} s",
             ),
             (
                 "Asynchronous save's stall / synchronous save",

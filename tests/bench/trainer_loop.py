@@ -8,6 +8,7 @@ python tests/bench/trainer_loop.py   (in an environment with torch; about two mi
 from __future__ import annotations
 
 import json
+import statistics
 import sys
 import tempfile
 import time
@@ -21,49 +22,57 @@ import torch.distributed as dist
 
 from trainer import checkpoint, data, metrics, optim
 from trainer.config import TrainConfig
-from trainer.launch import Ranks, join
+from trainer.launch import Ranks, StopFlag, join
 from trainer.llama import Llama, initial_value
 from trainer.parallel import build
-from trainer.train import read_shape, run
+from trainer.train import Run, read_shape
+from trainer.watch import Watch
 
-ROUNDS = 5  # the best of each side counts: other work on the machine only ever slows a round down
+ROUNDS = 5  # of a save, the best of each side counts: other work on the machine only ever slows a round down
 WARM = 3  # steps before the clock starts
-STEPS = 12
+PAIRS = 40  # steps of each side; the median of their ratios counts
 BATCH = 4
 
 
-def trainer_steps_per_s(folder: Path, config: TrainConfig) -> float:
-    """The trainer as it is, without checkpoints: its own speed of the last STEPS steps."""
-    jsonl = folder / "train.jsonl"
-    jsonl.unlink(missing_ok=True)
-    run(config, Ranks())
-    dist.destroy_process_group()
-    last = [json.loads(line) for line in jsonl.read_text().splitlines() if "loss" in line][-STEPS:]
-    return STEPS / sum(BATCH / line["samples_per_s"] for line in last)
+class Bare:
+    """The shortest loop that trains the same model on the same samples: no ranks, no log, no schedule. One rank's model has no wrapper in
+    either loop."""
+
+    def __init__(self, folder: Path, config: TrainConfig) -> None:
+        shape = read_shape(config)
+        self.model, self.config, self.tokens = Llama(shape), config, BATCH * shape.max_context_width
+        with torch.no_grad():
+            for name, parameter in self.model.named_parameters():
+                parameter.copy_(initial_value(name, parameter.shape, config.seed, config.initializer_range))
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=config.lr, fused=True)
+        source = data.Tokens(folder, shape.max_context_width, config.seed)
+        self.batches = iter([source.samples(range(step * BATCH, (step + 1) * BATCH)) for step in range(WARM + PAIRS)])
+
+    def step(self) -> None:
+        samples = next(self.batches)
+        (self.model(samples[:, :-1], labels=samples[:, 1:]).sum() / self.tokens).backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.grad_clip)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
 
 
-def bare_steps_per_s(folder: Path, config: TrainConfig) -> float:
-    """The shortest loop that trains the same model on the same samples: no ranks, no log, no schedule."""
-    shape = read_shape(config)
-    model = Llama(shape)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(initial_value(name, parameter.shape, config.seed, config.initializer_range))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr, fused=True)
-    source = data.Tokens(folder, shape.max_context_width, config.seed)
-    batches = [source.samples(range(step * BATCH, (step + 1) * BATCH)) for step in range(WARM + STEPS)]
-    for step, samples in enumerate(batches):
-        if step == WARM:
-            began = time.perf_counter()
-        (model(samples[:, :-1], labels=samples[:, 1:]).sum() / (BATCH * shape.max_context_width)).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), config.grad_clip)
-        optimizer.step()
-        optimizer.zero_grad()
-    return STEPS / (time.perf_counter() - began)
+class Pairs:
+    """A tracker of the trainer that makes a bare step after each step of the trainer, and times both: what disturbs one disturbs the other."""
+
+    def __init__(self, bare: Bare) -> None:
+        self.bare, self.since = bare, 0.0
+        self.seconds: list[tuple[float, float]] = []
+
+    def __call__(self, record: dict[str, float], step: int) -> None:
+        ended = time.perf_counter()
+        self.bare.step()
+        began, self.since = self.since, time.perf_counter()
+        if step > WARM:
+            self.seconds.append((ended - began, self.since - ended))
 
 
 def loop(folder: Path) -> dict:
-    """Time a step of the trainer over that of a bare loop, in turns, for a model whose step takes a few tenths of a second."""
+    """A step of the trainer over one of a bare loop, in turns, for a model whose step takes a few tenths of a second."""
     config = TrainConfig(
         model="tiny",
         max_context_width=256,
@@ -71,13 +80,20 @@ def loop(folder: Path) -> dict:
         intermediate_size=1024,
         dataset_path=str(folder),
         train_batch_size=BATCH,
-        max_steps=WARM + STEPS,
+        max_steps=WARM + PAIRS,
         backend="gloo",
         jsonl=str(folder / "train.jsonl"),
     )
-    rounds = [(trainer_steps_per_s(folder, config), bare_steps_per_s(folder, config)) for _ in range(ROUNDS)]
-    trainer, bare = (max(column) for column in zip(*rounds, strict=True))
-    return {"trainer_steps_per_s": round(trainer, 3), "bare_steps_per_s": round(bare, 3), "loop_overhead": round(bare / trainer, 4)}
+    device, backend = join(Ranks(), "gloo", 60)
+    watch = Watch(folder / "hang", config.hang_timeout_s)
+    training = Run(config, Ranks(), read_shape(config), device=device, backend=backend, stop=StopFlag(None), watch=watch)
+    pairs = Pairs(Bare(folder, config))
+    training.trackers.append(pairs)
+    training.train()
+    dist.destroy_process_group()
+    trainer, bare = (statistics.median(column) for column in zip(*pairs.seconds, strict=True))
+    ratio = statistics.median(one / other for one, other in pairs.seconds)
+    return {"trainer_step_s": round(trainer, 4), "bare_step_s": round(bare, 4), "loop_overhead": round(ratio, 4)}
 
 
 def stall(folder: Path) -> dict:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -23,7 +24,7 @@ from trainer.estimate import Plan, memory
 from trainer.layout import Layout
 from trainer.models import shape_of
 
-# Shapes that differ in what fills the memory: weights, activations, the loss.
+# Shapes that differ in what fills the memory: weights, activations, the loss; and weights that FSDP2 divides over two ranks.
 CASES = {
     "weights": {
         "hidden_width": 768,
@@ -56,6 +57,7 @@ CASES = {
         "batch": 4,
     },
 }
+CASES["divided"] = CASES["weights"] | {"num_layers": 12, "ranks": 2}
 
 
 def status(key: str) -> int:
@@ -69,7 +71,7 @@ def child(folder: str, case: str, more: list[str]) -> None:
 
     from trainer import metrics
     from trainer.config import read_train
-    from trainer.launch import Ranks, leave
+    from trainer.launch import leave, read_ranks
     from trainer.train import run
 
     torch.set_num_threads(1)
@@ -81,29 +83,38 @@ def child(folder: str, case: str, more: list[str]) -> None:
     metrics.logger().handlers[0].setLevel("ERROR")
     parts = dict(CASES[case])
     batch = parts.pop("batch")
+    parts.pop("ranks", 0)
     argv = ["--model", "tiny", "--dataset_path", folder, "--train_batch_size", str(batch), "--max_steps", "2", "--backend", "gloo", *more]
     for name, value in parts.items():
         argv += [f"--{name}", str(value)]
     config = read_train(argv)
     before = status("VmRSS")
-    code = run(config, Ranks())
+    code = run(config, read_ranks(os.environ))
     print(json.dumps({"code": code, "bytes": status("VmHWM") - before}))
     leave(code)
 
 
 def measure(folder: Path, case: str, *more: str) -> tuple[float, float]:
     """(measured, estimated) bytes of one case; `more` are flags of train."""
-    env = os.environ | {"MALLOC_MMAP_THRESHOLD_": "262144", "MALLOC_ARENA_MAX": "1"}
-    argv = [sys.executable, __file__, "child", str(folder), case, *more]
-    done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(done.stdout + done.stderr)
     parts = dict(CASES[case])
-    batch = parts.pop("batch")
+    batch, ranks = parts.pop("batch"), parts.pop("ranks", 1)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    env = os.environ | {"MALLOC_MMAP_THRESHOLD_": "262144", "MALLOC_ARENA_MAX": "1"}
+    env |= {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    argv = [sys.executable, __file__, "child", str(folder), case, *more]
+    processes = [
+        subprocess.Popen(argv, env=env | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        for rank in range(ranks)
+    ]
+    said = [process.communicate()[0] for process in processes]
+    if any(process.returncode for process in processes):
+        raise SystemExit("".join(said))
     kept = more[more.index("--activation_checkpointing") + 1] if "--activation_checkpointing" in more else "none"
     shape = shape_of("tiny", "llama_v3", parts)
-    need = memory(shape, Plan(Layout(), batch, recompute=kept), "fp32", cpu=True)
-    return json.loads(done.stdout.splitlines()[-1])["bytes"], need.total
+    need = memory(shape, Plan(Layout(shard=ranks), batch, recompute=kept), "fp32", cpu=True)
+    return max(json.loads(text.splitlines()[-1])["bytes"] for text in said), need.total
 
 
 def main() -> None:

@@ -154,5 +154,5 @@ def test_a_schedule_waits_for_nothing_that_never_comes(ranks: int, chunks: int, 
 
 
 def test_a_layout_has_a_name() -> None:
-    assert str(Layout()) == "FSDP 1"
+    assert str(Layout()) == "undivided"
     assert str(Layout(shard=4, ddp=True)) == "DDP 4"
