@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""Samples a second at 1, 2, 4 (and 8) ranks over the ranks, and the share of a step that its collectives take. Prints one JSON object.
+"""Samples a second at 1, 2, 4 and 8 ranks over the ranks, and the share of a step that its collectives take. Prints one JSON object.
 
-python tests/bench/trainer_scaling.py   (in an environment with torch; up to 8 ranks on GPUs, else 4 on this machine's cores by gloo)
+python tests/bench/trainer_scaling.py   (in an environment with torch; as many as there are GPUs; without any, all on this machine's cores by gloo)
 
 On CPUs more ranks than cores share them, so that samples/s a rank say little there; the all-reduce of all gradients over the step does:
 that is what scaling costs where nothing hides it.
@@ -93,7 +93,7 @@ def main() -> None:
     import torch
 
     gpus = torch.cuda.device_count()
-    counts = [ranks for ranks in (1, 2, 4, 8) if ranks <= (gpus or 4)]
+    counts = [ranks for ranks in (1, 2, 4, 8) if ranks <= (gpus or 8)]
     found = {ranks: measure(ranks, gpus) for ranks in counts}
     one = found[1]["samples_per_s"]
     answer = {

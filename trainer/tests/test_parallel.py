@@ -16,6 +16,7 @@ pytest.importorskip("torch", reason=NO_TORCH)
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from torch.distributed.fsdp import FSDPModule
 
 from trainer import fp8, loss, parallel
 from trainer.config import TrainConfig, UsageError
@@ -64,6 +65,11 @@ def test_a_cpu_computes_in_float32_and_never_in_float8() -> None:
     assert parallel.precision_of(TrainConfig(), torch.device("cpu")) == ("fp32", "")
     with pytest.raises(UsageError, match="--precision float8 needs a GPU"):
         parallel.precision_of(TrainConfig(precision="float8"), torch.device("cpu"))
+
+
+def test_one_rank_has_a_wrapper_only_for_its_casts(alone: None) -> None:
+    assert not isinstance(engine().model, FSDPModule)
+    assert isinstance(engine(precision="bf16").model, FSDPModule)
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])

@@ -4,17 +4,25 @@
 
 from __future__ import annotations
 
+import os
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from trainer import data
-from trainer.config import TrainerError, UsageError
+from trainer import __main__, data
+from trainer.config import LocalError, TrainConfig, TrainerError, UsageError
+from trainer.layout import Layout
+from trainer.models import shape_of
 from trainer.tests.ranks import NO_TORCH, start
 
 pytest.importorskip("torch", reason=NO_TORCH)
 
+import torch
+import torch.distributed as dist
+
+from trainer import preflight
 from trainer.preflight import compare_hosts, read_hosts, tell
 
 MAIN = "trainer.__main__:main"
@@ -55,6 +63,37 @@ def test_every_fault_is_told(tmp_path: Path) -> None:
     assert "GiB free, " in faults["space:"] and "make room or lower --keep_checkpoints" in faults["space:"]
     assert lines[-1] == "preflight: 5 faults"
     assert (tmp_path / "rank-1.txt").read_text() == "", "one rank tells it"
+
+
+def apart(argv: Sequence[str]) -> int:
+    """preflight, whose rank 1 has another torch and another folder, and adds up wrongly."""
+    if os.environ["RANK"] == "1":
+        add_up = dist.all_reduce
+
+        def wrong(tensor: torch.Tensor) -> None:
+            add_up(tensor)
+            tensor += 1
+
+        torch.__version__, dist.all_reduce = "2.11.0 of another", wrong
+    return __main__.main([part.replace("RANK", os.environ["RANK"]) for part in argv])
+
+
+def test_ranks_that_differ(tmp_path: Path, tokens: Path) -> None:
+    argv = ["preflight", "--model", "tiny", "--dataset_path", str(tokens), "--checkpoint_dir", str(tmp_path / "checkpoints-RANK")]
+    job = start(2, tmp_path, f"{__name__}:apart", argv)
+    assert job.end() == [1, 1], job.output()
+    faults = {line.split()[1]: line for line in job.output().splitlines() if line.startswith("FAULT")}
+    assert list(faults) == ["torch:", "checkpoints:", "collectives:"]
+    assert "ranks have different versions of torch (2.11.0 of another, " in faults["torch:"]
+    assert f"rank 1 on {socket.gethostname()}: --checkpoint_dir {tmp_path}/checkpoints-1 is not the one of rank 0" in faults["checkpoints:"]
+    assert f"rank 1 on {socket.gethostname()}: all_reduce gave a wrong result: run " in faults["collectives:"]
+
+
+def test_a_token_that_the_model_does_not_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "open_source", lambda *_: data.Synthetic(2000, 32, 1))
+    shape = shape_of("tiny", None, {"max_context_width": 32})
+    with pytest.raises(LocalError, match=r"the data has the token 1\d\d\d, --vocab_size is 256: raise it, or use the model's tokenizer"):
+        preflight.look_at_data(TrainConfig(model="tiny", train_batch_size=8), shape, Layout(), 0)
 
 
 def test_a_layout_that_does_not_divide(tmp_path: Path, tokens: Path) -> None:
