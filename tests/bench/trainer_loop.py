@@ -57,7 +57,7 @@ class Bare:
 
 
 class Pairs:
-    """A tracker of the trainer that makes a bare step after each step of the trainer, and times both: what disturbs one disturbs the other."""
+    """A tracker that makes a bare step after each of the trainer's, and times both: what disturbs one disturbs the other."""
 
     def __init__(self, bare: Bare) -> None:
         self.bare, self.since = bare, 0.0

@@ -105,7 +105,9 @@ def measure(folder: Path, case: str, *more: str) -> tuple[float, float]:
     env |= {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     argv = [sys.executable, __file__, "child", str(folder), case, *more]
     processes = [
-        subprocess.Popen(argv, env=env | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        subprocess.Popen(
+            argv, env=env | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
         for rank in range(ranks)
     ]
     said = [process.communicate()[0] for process in processes]

@@ -2,7 +2,7 @@
 # Copyright: the Muster developers
 """Samples a second at 1, 2, 4 and 8 ranks over the ranks, and the share of a step that its collectives take. Prints one JSON object.
 
-python tests/bench/trainer_scaling.py   (in an environment with torch; as many as there are GPUs; without any, all on this machine's cores by gloo)
+python tests/bench/trainer_scaling.py   (in an environment with torch; a rank a GPU, or 8 on this machine's cores by gloo)
 
 On CPUs more ranks than cores share them, so that samples/s a rank say little there; the all-reduce of all gradients over the step does:
 that is what scaling costs where nothing hides it.

@@ -4,7 +4,10 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,9 +23,12 @@ from torch.distributed.fsdp import FSDPModule
 
 from trainer import fp8, loss, parallel
 from trainer.config import TrainConfig, UsageError
-from trainer.launch import Ranks, join
+from trainer.launch import Ranks, StopFlag, join
 from trainer.layout import Layout
+from trainer.metrics import logger
 from trainer.models import shape_of
+from trainer.train import Run
+from trainer.watch import Watch
 
 SAMPLES = torch.randint(0, 256, (4, 33), generator=torch.Generator().manual_seed(2))
 
@@ -159,3 +165,35 @@ def test_the_layout_of_a_host(monkeypatch: pytest.MonkeyPatch) -> None:
     assert parallel.layout_of(config, shape, 32, {"LOCAL_WORLD_SIZE": "8"}) == Layout(shard=4, replicate=4, tensor=2)
     with pytest.raises(UsageError, match="give --hybrid_shard_degree"):
         parallel.layout_of(config, shape, 32, {})
+
+
+@pytest.fixture
+def on_a_t4(alone: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Iterator[Run]:
+    """A run that was told that its device is a T4, and works on this CPU."""
+    monkeypatch.setattr(parallel, "precision_of", lambda *_: ("fp32", "Tesla T4 has no bf16, so fp32 is used"))
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    logger().addHandler(caplog.handler)
+    config = TrainConfig(model="tiny", dataset="synthetic", max_context_width=32, profile="2-3", profile_dir=str(tmp_path))
+    shape = shape_of("tiny", None, {"max_context_width": 32})
+    watch = Watch(tmp_path, 0)
+    yield Run(config, Ranks(), shape, device=torch.device("cpu"), backend="gloo", stop=StopFlag(None), watch=watch)
+    logger().removeHandler(caplog.handler)
+
+
+def test_the_log_says_what_was_chosen_for_a_gpu(on_a_t4: Run, caplog: pytest.LogCaptureFixture) -> None:
+    assert "Tesla T4 has no bf16, so fp32 is used" in [record.getMessage() for record in caplog.get_records("setup")]
+
+
+def test_nsight_gets_the_ranges_and_the_window(on_a_t4: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    window = SimpleNamespace(cudaProfilerStart=lambda: said.append("start"), cudaProfilerStop=lambda: said.append("stop"))
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: window)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda.nvtx, "range_push", said.append)
+    monkeypatch.setattr(torch.cuda.nvtx, "range_pop", lambda: said.append("end"))
+    on_a_t4.device = torch.device("cuda")
+    for step in (1, 2, 3, 4):
+        on_a_t4.profile_window(step)
+        with on_a_t4.range(str(step)):
+            pass
+    assert said == ["1", "end", "start", "2", "end", "3", "end", "stop", "4", "end"]
