@@ -2,8 +2,9 @@
 # Copyright: the Muster developers
 """A proof: the machine under the local fleet loses its power, and `site.yml`'s playbooks bring the same fleet back, with what Slurm knew.
 
-Podman has a store of its own here, so that the machine's other containers stay. What a restart takes is taken from it: every process
-without a word to podman, its mounts, its bridge, and all that it keeps under /run. Not taken: rules of the packet filter.
+Podman has a store of its own here, so that the machine's images and containers stay; they must not run meanwhile, because podman keeps the
+addresses of all stores in one place. What a restart takes is taken: every process without a word to podman, its mounts, its bridge, and all
+that it keeps under /run. Not taken: rules of the packet filter.
 
 Run by `make proofs`, or `pytest --engine tests/proof/machine_restart.py`; about four minutes on two cores.
 """
@@ -25,6 +26,7 @@ from e2e_fleet import ROOT, Fleet
 pytestmark = pytest.mark.engine
 
 NAME = "restart"
+ADDRESSES = Path("/run/containers/networks/ipam.db")
 HOSTS = ("controller-1", "compute-1", "compute-2")
 ONLY_SLURM = json.dumps({"muster_components": ["common", "slurm"]})
 
@@ -71,11 +73,14 @@ class Machine:
             Path(box["NetworkSettings"]["SandboxKey"]).unlink()
         self.unmount()
         shutil.rmtree(self.run)
+        ADDRESSES.unlink()
         subprocess.run(["ip", "link", "delete", bridge], check=True)
 
 
 @pytest.fixture(scope="module")
 def machine(artifacts) -> Iterator[Machine]:
+    others = subprocess.run(["podman", "ps", "--format", "{{.Names}}"], stdout=subprocess.PIPE, text=True, check=True).stdout.split()
+    assert others == [], f"Stop {', '.join(others)} first: a restart takes their addresses as well."
     made = Machine(artifacts.folder("restart-podman"))
     before = {name: os.environ.get(name) for name in made.env}
     os.environ.update(made.env)  # for the playbooks, and for what asks the engine in this process
@@ -85,7 +90,7 @@ def machine(artifacts) -> Iterator[Machine]:
 
 
 @pytest.fixture(scope="module")
-def fleet(artifacts, machine: Machine) -> Iterator[Fleet]:
+def fleet(artifacts, machine: Machine) -> Fleet:
     folder = artifacts.folder(NAME)
     inventory = folder / "inventory"
     inventory.mkdir()
@@ -93,12 +98,14 @@ def fleet(artifacts, machine: Machine) -> Iterator[Fleet]:
     (inventory / "local_fleet.yml").write_text(json.dumps(options))
     (inventory / "group_vars").symlink_to(ROOT / "inventory/local/group_vars")
     made = Fleet(folder, NAME, inventory)
-    artifacts.leave(f"fleet {NAME}", lambda: made.run("playbooks/local_down.yml").check_returncode())
 
-    yield made
-    made.run("playbooks/local_down.yml").check_returncode()
-    machine.podman("system", "reset", "--force")
-    machine.unmount()
+    def remove() -> None:
+        made.run("playbooks/local_down.yml").check_returncode()
+        machine.podman("system", "reset", "--force")
+        machine.unmount()
+
+    artifacts.leave(f"fleet {NAME}", remove)
+    return made
 
 
 def up(fleet: Fleet) -> None:
