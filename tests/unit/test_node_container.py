@@ -233,7 +233,10 @@ def test_routes_of_the_host() -> None:
 
 @pytest.mark.parametrize(
     ("file", "subnets"),
-    [("podman_network_inspect.json", ["10.88.0.0/16", "10.213.121.0/24"]), ("docker_network_inspect.json", ["10.213.160.0/24", "172.17.0.0/16"])],
+    [
+        ("podman_network_inspect.json", ["10.88.0.0/16", "10.213.121.0/24"]),
+        ("docker_network_inspect.json", ["10.213.160.0/24", "172.17.0.0/16"]),
+    ],
 )
 def test_subnets_of_both_engines(file: str, subnets: list[str]) -> None:
     assert [str(subnet) for subnet in node_container.subnets_in(json.loads(fixture(file)))] == subnets
