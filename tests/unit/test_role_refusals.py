@@ -10,8 +10,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jinja2
 import pytest
 import yaml
+
+from ansible_collections.muster.fleet.plugins.plugin_utils import stack_files
 
 ROOT = Path(__file__).parents[2]
 DEBIAN = {"distribution": "Debian", "distribution_major_version": "13", "distribution_version": "13.2", "os_family": "Debian"}
@@ -99,3 +102,9 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def test_it_is_one_sentence_before_anything_is_changed(said: dict[str, str], case: str) -> None:
     assert CASES[case][3] in said[case]
     assert "\n" not in said[case].strip()
+
+
+@pytest.mark.parametrize(("stack", "version"), [("aws-2026.11", "2.7.0amzn2.0"), ("debian-13", "")])
+def test_the_installer_s_libfabric_is_known_where_it_brings_the_stack_s(stack: str, version: str) -> None:
+    said = yaml.safe_load((ROOT / "roles/efa/vars/main.yml").read_text())["__efa_libfabric"]
+    assert jinja2.Environment().from_string(said).render(phases_stack=stack_files.load(stack)) == version
