@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from trainer.config import UsageError
@@ -98,10 +100,15 @@ def test_one_process_a_host_becomes_torchrun() -> None:
         processes_per_host({"MUSTER_PROCS_PER_HOST": "two"})
 
 
-def test_the_time_to_stop_at() -> None:
+def test_the_time_to_stop_at(monkeypatch: pytest.MonkeyPatch) -> None:
     assert read_stop_at("") is None
     assert read_stop_at("1000.5") == 1000.5
-    assert read_stop_at("2026-11-22T06:00:00Z") == read_stop_at("2026-11-22T07:00:00+01:00") == read_stop_at("2026-11-22T06:00:00")
+    assert read_stop_at("2026-11-22T06:00:00Z") == read_stop_at("2026-11-22T07:00:00+01:00")
+    with monkeypatch.context() as there:
+        there.setenv("TZ", "Asia/Tokyo")  # a time without a zone is UTC wherever the machine is
+        time.tzset()
+        assert read_stop_at("2026-11-22T06:00:00Z") == read_stop_at("2026-11-22T06:00:00")
+    time.tzset()
     with pytest.raises(UsageError, match="MUSTER_STOP_AT 'soon' is neither"):
         read_stop_at("soon")
 
