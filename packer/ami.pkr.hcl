@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright: the Muster developers
+# packer build -var-file=packer/systems/debian-13-x86_64.pkrvars.hcl -var-file=packer/purposes/slurm-cpu.pkrvars.hcl packer
+
+locals {
+  name    = "muster-${var.purpose}-${var.system}-${var.architecture}-${formatdate("YYYYMMDD-hhmmss", timestamp())}"
+  project = abspath("${path.root}/..")
+  results = var.results != "" ? abspath(var.results) : "${local.project}/images/${local.name}"
+  # What make setup made, also where its environment is not activated.
+  bin = fileexists("${local.project}/.venv/bin/ansible-playbook") ? "${local.project}/.venv/bin/" : ""
+
+  tags = {
+    Name                  = local.name
+    "muster:purpose"      = var.purpose
+    "muster:system"       = var.system
+    "muster:architecture" = var.architecture
+    "muster:source-ami"   = "{{ .SourceAMI }}"
+  }
+
+  variables = merge(
+    {
+      muster_components    = var.components
+      muster_image_results = local.results
+    },
+    var.stack != "" ? { muster_stack_name = var.stack } : {},
+    jsondecode(var.ansible_variables),
+  )
+}
+
+source "amazon-ebs" "image" {
+  region        = var.region
+  ami_name      = local.name
+  source_ami    = var.source_ami
+  instance_type = var.instance_type
+  subnet_id     = var.subnet_id
+  ssh_username  = var.ssh_username
+  ssh_interface = var.session_manager ? "session_manager" : ""
+
+  iam_instance_profile    = var.iam_instance_profile
+  temporary_key_pair_type = "ed25519"
+  # A builder that is switched off, by whomever, is gone.
+  shutdown_behavior = "terminate"
+
+  source_ami_filter {
+    filters = {
+      name                = var.source_ami_name
+      architecture        = var.architecture
+      root-device-type    = "ebs"
+      virtualization-type = "hvm"
+    }
+    owners      = [var.source_ami_owner]
+    most_recent = true
+  }
+
+  metadata_options {
+    http_endpoint               = "enabled"
+    http_tokens                 = "required"
+    http_put_response_hop_limit = 1
+  }
+  imds_support = "v2.0"
+
+  launch_block_device_mappings {
+    device_name           = var.root_device
+    volume_type           = "gp3"
+    volume_size           = var.volume_size_gib
+    iops                  = 4000
+    throughput            = 500
+    delete_on_termination = true
+  }
+
+  encrypt_boot       = true
+  kms_key_id         = var.kms_key_id
+  ami_regions        = var.copy_to_regions
+  region_kms_key_ids = var.region_kms_keys
+  ami_users          = var.share_with_accounts
+  ami_org_arns       = var.share_with_organizations
+  deprecate_at       = timeadd(timestamp(), "${24 * var.deprecate_after_days}h")
+
+  tags            = local.tags
+  snapshot_tags   = local.tags
+  run_tags        = merge(local.tags, { Name = "builder of ${local.name}" })
+  run_volume_tags = { Name = "builder of ${local.name}" }
+}
+
+build {
+  sources = ["source.amazon-ebs.image"]
+
+  provisioner "shell" {
+    inline = ["if command -v cloud-init >/dev/null; then cloud-init status --wait >/dev/null || true; fi"]
+  }
+
+  provisioner "ansible" {
+    command          = "${local.bin}ansible-playbook"
+    playbook_file    = "${local.project}/playbooks/image.yml"
+    user             = var.ssh_username
+    groups           = var.groups
+    use_proxy        = false
+    ansible_env_vars = ["ANSIBLE_CONFIG=${local.project}/ansible.cfg", "ANSIBLE_HOST_KEY_CHECKING=False"]
+    extra_arguments  = ["--extra-vars", jsonencode(local.variables)]
+  }
+
+  # The builder goes away with its reasons; its last words do not.
+  error-cleanup-provisioner "shell" {
+    inline = ["sudo journalctl --boot --no-pager --lines=100 || true; df -h / || true"]
+  }
+
+  post-processors {
+    post-processor "manifest" {
+      output = "${local.results}/packer.json"
+    }
+
+    post-processor "shell-local" {
+      command = "'${local.bin}python3' '${local.project}/packer/publish.py' '${local.results}' '${var.ssm_parameter}'"
+    }
+  }
+}

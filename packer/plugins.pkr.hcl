@@ -1,0 +1,16 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright: the Muster developers
+# `packer init packer` gets the plugins where their vendor answers; make packer does everywhere.
+packer {
+  required_version = ">= 1.14.0"
+  required_plugins {
+    amazon = {
+      source  = "github.com/hashicorp/amazon"
+      version = ">= 1.8.0"
+    }
+    ansible = {
+      source  = "github.com/hashicorp/ansible"
+      version = ">= 1.0.3"
+    }
+  }
+}

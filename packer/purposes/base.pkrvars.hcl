@@ -1,0 +1,3 @@
+purpose         = "base"
+components      = ["common"]
+volume_size_gib = 20

@@ -1,0 +1,4 @@
+purpose         = "dlami-neuron"
+components      = ["common", "cloud_tools", "docker", "enroot_pyxis", "lustre_client"]
+groups          = ["muster_neuron"]
+volume_size_gib = 120

@@ -1,0 +1,7 @@
+system           = "debian-12"
+architecture     = "x86_64"
+source_ami_name  = "debian-12-amd64-*"
+source_ami_owner = "136693071363"
+ssh_username     = "admin"
+root_device      = "/dev/xvda"
+instance_type    = "c7i.xlarge"
