@@ -3,7 +3,8 @@
 # packer build -var-file=packer/systems/debian-13-x86_64.pkrvars.hcl -var-file=packer/purposes/slurm-cpu.pkrvars.hcl packer
 
 locals {
-  name    = "muster-${var.purpose}-${var.system}-${var.architecture}-${formatdate("YYYYMMDD-hhmmss", timestamp())}"
+  # The last digits are for builds that begin in the same second.
+  name    = "muster-${var.purpose}-${var.system}-${var.architecture}-${formatdate("YYYYMMDD-hhmmss", timestamp())}-${substr(uuidv4(), 0, 4)}"
   project = abspath("${path.root}/..")
   results = var.results != "" ? abspath(var.results) : "${local.project}/images/${local.name}"
   # What make setup made, also where its environment is not activated.
@@ -15,7 +16,18 @@ locals {
     "muster:system"       = var.system
     "muster:architecture" = var.architecture
     "muster:source-ami"   = "{{ .SourceAMI }}"
+    # For who starts it: playbooks/image_verify.yml does.
+    "muster:groups"   = join(" ", var.groups)
+    "muster:ssh-user" = var.ssh_username
   }
+
+  # What role phases asks a node for before it installs, and 4 GiB for the system; asked here, before anything is started.
+  space      = yamldecode(file("${local.project}/roles/phases/vars/main.yml"))["__phases_space"]
+  needed_gib = ceil((4096 + sum([for each in var.components : lookup(local.space, each, 0)])) / 1024)
+  # Packer's validations see one variable. A file that is not there is its way to stop with a sentence.
+  volume_size_gib = var.volume_size_gib >= local.needed_gib ? var.volume_size_gib : file(
+    "a disk of ${var.volume_size_gib} GiB: ${join(", ", var.components)} together need ${local.needed_gib} GiB; set volume_size_gib"
+  )
 
   variables = merge(
     {
@@ -62,7 +74,7 @@ source "amazon-ebs" "image" {
   launch_block_device_mappings {
     device_name           = var.root_device
     volume_type           = "gp3"
-    volume_size           = var.volume_size_gib
+    volume_size           = local.volume_size_gib
     iops                  = 4000
     throughput            = 500
     delete_on_termination = true
