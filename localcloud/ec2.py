@@ -51,6 +51,7 @@ def install(machines: Any, faults: Any) -> None:
         (EC2Response, "describe_instance_status", after_a_look),
         (EC2Response, "get_console_output", get_console_output),
         (EC2Response, "copy_image", copy_image_encrypted),
+        (EC2Response, "modify_image_attribute", modify_image_attribute),
         (InstanceBackend, "run_instances", boot),
         (Instance, "prep_nics", prep_nics),
         (Instance, "start", start),
@@ -373,6 +374,14 @@ def copy_image_encrypted(former: Callable, response: EC2Response) -> ActionResul
     ami.encrypted_by = (key or "alias/aws/ebs") if str(ask("Encrypted")).lower() == "true" else None
     ami.ebs_snapshot.encrypted = bool(ami.encrypted_by)
     return answer
+
+
+def modify_image_attribute(former: Callable, response: EC2Response) -> ActionResult:
+    support = response._get_param("ImdsSupport")
+    if support:
+        image = response.ec2_backend.describe_images(ami_ids=[response._get_param("ImageId")])[0]
+        image.imds_support = support["Value"] if isinstance(support, dict) else support
+    return former(response)
 
 
 def check_kms_key(response: EC2Response, key: str) -> None:

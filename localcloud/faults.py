@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -19,9 +20,12 @@ from io import BytesIO
 from urllib.parse import parse_qs
 from xml.sax.saxutils import escape
 
+import boto3
+
 from ansible_collections.muster.fleet.plugins.module_utils.container_engine import NodeContainerError
 
 PATH = "/localcloud/faults"
+REGIONS = boto3.session.Session().get_available_regions("ec2")
 FORMS = (
     {"action", "error", "times"},
     {"action", "delay", "times"},
@@ -77,6 +81,12 @@ class Faults:
             start_response("204 No Content", [])
             return []
         environ["wsgi.input"] = BytesIO(body)
+        # moto answers with a traceback, which clients take for a fault that passes.
+        scope = re.search(r"Credential=[^/]+/\d+/([^/]+)/(\w+)", environ.get("HTTP_AUTHORIZATION", ""))
+        service = scope[2] if scope else "ec2"
+        if scope and scope[1] not in REGIONS:
+            said = f"Credential should be scoped to a valid region, {scope[1]} is none."
+            return refuse(start_response, service, "SignatureDoesNotMatch", said)
         target = environ.get("HTTP_X_AMZ_TARGET", "")
         action = target.rpartition(".")[2] or parse_qs(body.decode("latin-1")).get("Action", [""])[0]
         for fault in list(self._waiting) if action else ():
@@ -90,6 +100,11 @@ class Faults:
         if target:
             start_response(status, [("Content-Type", "application/x-amz-json-1.1")])
             return [json.dumps({"__type": fault["error"], "message": said}).encode()]
-        start_response(status, [("Content-Type", "text/xml")])
-        code = escape(fault["error"])
-        return [f"<Response><Errors><Error><Code>{code}</Code><Message>{escape(said)}</Message></Error></Errors></Response>".encode()]
+        return refuse(start_response, service, fault["error"], said, status)
+
+
+def refuse(start_response: Callable, service: str, code: str, said: str, status: str = "403 Forbidden") -> Iterable[bytes]:
+    """An error as EC2 says it, or as the other services do that speak XML."""
+    start_response(status, [("Content-Type", "text/xml")])
+    error = f"<Error><Code>{escape(code)}</Code><Message>{escape(said)}</Message></Error>"
+    return [(f"<Response><Errors>{error}</Errors></Response>" if service == "ec2" else f"<ErrorResponse>{error}</ErrorResponse>").encode()]

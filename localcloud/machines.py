@@ -39,7 +39,7 @@ class Machines:
     def start(self, instance: str, ami: str, key: str, user_data: bytes) -> str:
         """A machine with the key for its user admin; its address. Its sshd answers when this returns."""
         files = {"key": key.encode(), "user-data": user_data}
-        address = self.fleet.add(Node(instance, memory_mib=1536, cpus=float(min(2, os.cpu_count() or 1))), self.images[ami], files)
+        address = self.fleet.add(Node(instance, memory_mib=2048, cpus=float(min(2, os.cpu_count() or 1))), self.images[ami], files)
         self._must(instance, ["sh", "-c", FIRST_BOOT])
         self.fleet.wait_for_ssh({instance: address}, 120, fresh=[instance])
         if user_data.startswith(b"#!"):

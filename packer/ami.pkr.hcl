@@ -108,7 +108,8 @@ build {
     groups           = var.groups
     use_proxy        = false
     ansible_env_vars = ["ANSIBLE_CONFIG=${local.project}/ansible.cfg", "ANSIBLE_HOST_KEY_CHECKING=False"]
-    extra_arguments  = ["--extra-vars", jsonencode(local.variables)]
+    # Packer would run what stands in double braces, which is for Ansible.
+    extra_arguments = ["--extra-vars", replace(jsonencode(local.variables), "{{", "{\\u007b")]
   }
 
   # The builder goes away with its reasons; its last words do not.

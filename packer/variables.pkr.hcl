@@ -81,6 +81,11 @@ variable "ansible_variables" {
 variable "region" {
   type    = string
   default = "us-east-1"
+
+  validation {
+    condition     = length(regexall("^[a-z]+(-[a-z]+)+-[0-9]+$", var.region)) == 1
+    error_message = "A region has a name such as us-east-1; one with a letter at its end is an availability zone."
+  }
 }
 
 variable "copy_to_regions" {

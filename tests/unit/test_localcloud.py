@@ -15,62 +15,13 @@ import boto3
 import pytest
 from botocore.config import Config
 from botocore.exceptions import ClientError
+from paper_machines import Machines
 
 from ansible_collections.muster.fleet.plugins.module_utils.catalogue import ec2_interfaces, names
-from ansible_collections.muster.fleet.plugins.module_utils.container_engine import Finished, NodeContainerError
 from localcloud import machines as machines_of_containers
 from localcloud.cloud import AMIS, Cloud
 
 AMI = next(iter(AMIS))
-
-
-class Machines:
-    """Stands for containers: states by instance, and a list of what was done."""
-
-    def __init__(self) -> None:
-        self.images: dict = {}
-        self.now: dict[str, str] = {}
-        self.done: list[tuple] = []
-        self.room = 40
-        self.killed: set[str] = set()
-
-    def start(self, instance: str, ami: str, key: str, user_data: bytes) -> str:
-        if len(self.now) >= self.room:
-            raise NodeContainerError("Fleet x needs 1536 MiB of memory, 7 MiB are free: ask for fewer nodes.")
-        self.now[instance] = "running"
-        self.done.append(("start", self.images[ami], key, user_data))
-        return f"10.213.7.{len(self.now) + 1}"
-
-    def stop(self, instance: str) -> None:
-        self.now[instance] = "exited"
-
-    def resume(self, instance: str) -> None:
-        self.now[instance] = "running"
-
-    def kill(self, instance: str) -> None:
-        self.killed.add(instance)
-        self.now[instance] = "exited"
-
-    def was_killed(self, instance: str) -> bool:
-        return instance in self.killed
-
-    def remove(self, instance: str) -> None:
-        self.now.pop(instance, None)
-
-    def states(self) -> dict[str, str]:
-        return self.now
-
-    def save(self, instance: str, ami: str) -> None:
-        self.images[ami] = f"image of {instance}"
-
-    def forget(self, ami: str) -> None:
-        del self.images[ami]
-
-    def run(self, instance: str, script: str, timeout: float) -> Finished:
-        return Finished(3, f"{instance} ran {script}", "an error")
-
-    def journal(self, instance: str) -> str:
-        return f"journal of {instance}"
 
 
 @pytest.fixture(scope="module")
@@ -238,9 +189,18 @@ def test_an_image_of_an_instance_starts_others(ec2, client, machines: Machines) 
     assert (disk["Encrypted"], disk["KmsKeyId"]) == (True, key)
     ec2.enable_image_deprecation(ImageId=made, DeprecateAt="2027-01-01T00:00:00Z")
     assert ec2.describe_images(ImageIds=[made])["Images"][0]["DeprecationTime"].startswith("2027-01-01")
+    ec2.modify_image_attribute(ImageId=made, ImdsSupport={"Value": "v2.0"})
+    assert ec2.describe_images(ImageIds=[made])["Images"][0]["ImdsSupport"] == "v2.0"
     ec2.deregister_image(ImageId=made)
     assert made not in machines.images
     assert copied in machines.images
+
+
+@pytest.mark.parametrize("service", ["ec2", "sts"])
+def test_a_region_that_is_none_is_refused(client, service: str) -> None:
+    made = client(service, "us-east-9")
+    with pytest.raises(ClientError, match=r"SignatureDoesNotMatch.*us-east-9 is none"):
+        made.describe_regions() if service == "ec2" else made.get_caller_identity()
 
 
 def test_every_type_of_the_catalogue_answers(ec2) -> None:

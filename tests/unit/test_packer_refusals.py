@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright: the Muster developers
+"""What packer build says when it cannot be done, over the local cloud's API: one sentence, and nothing was started or is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import boto3
+import get_packer
+import pytest
+from local_cloud import PACKER, ROOT, build_argv
+from paper_machines import Machines
+
+from localcloud.cloud import Cloud
+
+
+@pytest.fixture(scope="module")
+def cloud() -> Iterator[Cloud]:
+    if not PACKER.exists() or len(get_packer.installed(str(PACKER))) < len(get_packer.PLUGINS):
+        pytest.skip("not_run: Packer or a plugin of it is not here; make packer")
+    with Cloud("packer", machines=Machines()) as made:
+        yield made
+
+
+@pytest.mark.parametrize(
+    ("variables", "fault", "sentence"),
+    [
+        ({"region": "us-east-1a"}, {}, "A region has a name such as us-east-1; one with a letter at its end is an availability zone."),
+        ({"region": "us-east-9"}, {}, "Credential should be scoped to a valid region, us-east-9 is none."),
+        ({"source_ami": "ami-0123456789abcdef0"}, {}, "The image id '[ami-0123456789abcdef0]' does not exist"),
+        ({"source_ami_name": "debian-99-*"}, {}, "No AMI was found matching filters"),
+        ({"share_with_accounts": ["12345"]}, {}, "An account to share with is twelve digits."),
+        ({"volume_size_gib": 3}, {}, "a disk of 3 GiB: common, slurm together need 4 GiB; set volume_size_gib"),
+        (
+            {},
+            {"action": "RunInstances", "error": "UnauthorizedOperation", "times": 20},
+            "api error UnauthorizedOperation: UnauthorizedOperation, as ordered.",
+        ),
+    ],
+)
+def test_one_sentence_and_nothing_is_left(cloud: Cloud, tmp_path: Path, variables: dict, fault: dict, sentence: str) -> None:
+    if fault:
+        urllib.request.urlopen(urllib.request.Request(f"{cloud.env['AWS_ENDPOINT_URL']}/localcloud/faults", json.dumps(fault).encode()))
+    env = {**cloud.outside(os.environ), **cloud.env, "CHECKPOINT_DISABLE": "1"}
+    done = subprocess.run(
+        build_argv("slurm-cpu", tmp_path, **variables), cwd=ROOT, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, text=True, check=False, timeout=300,
+    )  # fmt: skip
+    said = " ".join(done.stdout.split())
+    assert done.returncode == 1
+    assert sentence in said
+    assert "goroutine" not in said
+    assert list(tmp_path.iterdir()) == []
+    keys = {"aws_access_key_id": cloud.env["AWS_ACCESS_KEY_ID"], "aws_secret_access_key": cloud.env["AWS_SECRET_ACCESS_KEY"]}
+    ec2 = boto3.client("ec2", region_name="us-east-1", endpoint_url=cloud.env["AWS_ENDPOINT_URL"], **keys)
+    assert cloud._machines.now == {}
+    assert ec2.describe_key_pairs()["KeyPairs"] == []
+    assert [each["GroupName"] for each in ec2.describe_security_groups()["SecurityGroups"]] == ["default"]
