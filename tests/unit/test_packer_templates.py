@@ -34,7 +34,7 @@ def validate():
     """Runs packer validate; gives what it says, with its exit code."""
     if not PACKER.exists():
         pytest.skip("not_run: Packer is not here; make packer")
-    if get_packer.installed(str(PACKER)) < {f"{name} {get_packer.PLUGINS[name]}" for name in ("amazon", "ansible")}:
+    if not {f"{name} {get_packer.PLUGINS[name]}" for name in ("amazon", "ansible")} <= get_packer.installed(str(PACKER)):
         pytest.skip("not_run: Packer has not the plugins; make packer")
 
     def run(system: str, purpose: str, *more: str) -> tuple[str, int]:
@@ -55,6 +55,11 @@ def validate():
 def test_packer_takes_every_file_of_variables(validate, system: str, purpose: str) -> None:
     said, code = validate(system, purpose)
     assert code == 0, said
+
+
+def test_init_finds_the_plugins_that_are_here(validate) -> None:
+    done = subprocess.run([str(PACKER), "init", str(FOLDER)], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
 
 
 @pytest.mark.parametrize(
