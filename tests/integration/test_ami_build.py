@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright: the Muster developers
+"""packer build of an AMI for all of Slurm and the trainer on the local cloud: what it says of itself, and that nothing else is left."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from datetime import datetime
+
+import get_packer
+import pytest
+from local_cloud import PACKER, LocalCloud, ami_of
+
+pytestmark = pytest.mark.engine
+
+NAME = f"image{os.getpid()}"
+COMPONENTS = ["common", "slurm", "trainer"]
+# What decides what is installed must be the same for the builder and for the nodes, or they install it again.
+VARIABLES = {
+    "common_ca_certificates": "{{ query('ansible.builtin.fileglob', '/usr/local/share/ca-certificates/*.crt') }}",
+    "trainer_venv": "/var/cache/muster/venv-trixie-{{ lookup('muster.fleet.tree_sha256', 'roles/trainer/files')[:12] }}",
+}
+
+
+@pytest.fixture(scope="module")
+def cloud(artifacts) -> Iterator[LocalCloud]:
+    if not PACKER.exists() or len(get_packer.installed(str(PACKER))) < len(get_packer.PLUGINS):
+        pytest.skip("not_run: Packer or a plugin of it is not here; make packer")
+    made = LocalCloud(NAME, artifacts.folder(NAME))
+    artifacts.leave(f"local cloud {NAME}", made.clean)
+    yield made.start()
+    made.end()
+    assert made.left() == []
+    assert not (made.folder / "state/muster" / NAME).exists()
+
+
+@pytest.fixture(scope="module")
+def ami(cloud: LocalCloud) -> str:
+    said, code = cloud.build("slurm-cpu", cloud.folder / "results", components=COMPONENTS, ansible_variables=json.dumps(VARIABLES),
+                             copy_to_regions=["us-west-2"], ssm_parameter="/muster/slurm-cpu")  # fmt: skip
+    assert code == 0, said[-5000:]
+    return ami_of(said)
+
+
+def test_the_ami_says_what_is_in_it(cloud: LocalCloud, ami: str) -> None:
+    results = cloud.folder / "results"
+    manifest, parts, made = (json.loads((results / each).read_text()) for each in ("manifest.json", "sbom.cdx.json", "packer.json"))
+    assert list(manifest["components"]) == COMPONENTS
+    assert all(each["seconds"] for each in manifest["components"].values())
+    assert {each["name"] for each in parts["components"]} == {*COMPONENTS, *manifest["packages"]}
+    [artifact] = [each["artifact_id"] for each in made["builds"]]
+    assert f"us-east-1:{ami}" in artifact
+    for at in artifact.split(","):
+        region, each = at.split(":")
+        [image] = cloud.client("ec2", region).describe_images(ImageIds=[each])["Images"]
+        tags = {tag["Key"]: tag["Value"] for tag in image["Tags"]}
+        assert tags["muster:version:slurm"] == manifest["components"]["slurm"]["version"]
+        assert tags["muster:source-ami"] == "ami-0deb13000000000d1"
+        assert [disk["Ebs"]["Encrypted"] for disk in image["BlockDeviceMappings"]] == [True]
+        assert image["Public"] is False
+        assert image["ImdsSupport"] == "v2.0"
+        days = datetime.fromisoformat(image["DeprecationTime"][:10]) - datetime.fromisoformat(image["CreationDate"][:10])
+        assert 89 <= days.days <= 91
+        assert cloud.client("ssm", region).get_parameter(Name="/muster/slurm-cpu")["Parameter"]["Value"] == each
+
+
+def test_the_builder_is_gone_with_all_that_was_made_for_it(cloud: LocalCloud, ami: str) -> None:
+    ec2 = cloud.client("ec2")
+    assert cloud.running() == []
+    assert ec2.describe_key_pairs()["KeyPairs"] == []
+    assert [each["GroupName"] for each in ec2.describe_security_groups()["SecurityGroups"]] == ["default"]
+    assert [each["ImageId"] for each in ec2.describe_images(Owners=["self"])["Images"]] == [ami]
