@@ -77,6 +77,8 @@ def install(machines: Any, faults: Any) -> None:
         describe_capacity_reservations,
         cancel_capacity_reservation,
         describe_instance_topology,
+        create_replace_root_volume_task,
+        describe_replace_root_volume_tasks,
         enable_image_deprecation,
         disable_image_deprecation,
     ):
@@ -254,15 +256,20 @@ def boot_one(instance: Instance) -> str:
     nic.public_ip_auto_assign, nic.public_ip = False, None
     if instance.dead:  # type: ignore[attr-defined]
         return ""
-    keys = [each.public_key for each in instance.ec2_backend.key_pairs.values() if each.key_name == instance.key_name]
-    data = base64.b64decode(str(instance.user_data)) if instance.user_data else b""
     try:
-        address = THE["machines"].start(instance.id, instance.image_id, "".join(f"{each.strip()}\n" for each in keys), data)
+        address = THE["machines"].start(instance.id, instance.image_id, *first_boot(instance))
     except (NodeContainerError, RuntimeError) as error:
         return str(error)
     nic.private_ip_address = address
     nic.private_ip_addresses = [{"Primary": True, "PrivateIpAddress": address}]
     return ""
+
+
+def first_boot(instance: Instance) -> tuple[str, bytes]:
+    """What cloud-init finds: the public key and the user data."""
+    keys = [each.public_key for each in instance.ec2_backend.key_pairs.values() if each.key_name == instance.key_name]
+    data = base64.b64decode(str(instance.user_data)) if instance.user_data else b""
+    return "".join(f"{each.strip()}\n" for each in keys), data
 
 
 def start(former: Callable, instance: Instance) -> InstanceState:
@@ -330,6 +337,45 @@ def get_console_output(_former: Callable, response: EC2Response) -> ActionResult
     return ActionResult(result)
 
 
+def create_replace_root_volume_task(response: EC2Response) -> ActionResult:
+    """A machine anew from an AMI, without one from the AMI that it came from; name and address stay. It is done when this returns."""
+    ask, backend = response._get_param, response.ec2_backend
+    tasks, token = kept(backend, "root_tasks"), ask("ClientToken")
+    known = [each for each in tasks.values() if token and each["ClientToken"] == token]
+    if known:
+        return ActionResult({"ReplaceRootVolumeTask": known[0]})
+    instance = backend.get_instance(ask("InstanceId"))
+    if instance.state != "running":
+        raise EC2ClientError("IncorrectInstanceState", f"The instance '{instance.id}' is not in the 'running' state.")
+    image = ask("ImageId") or instance.image_id
+    if image not in backend.amis:
+        raise InvalidAMIIdError([image])
+    made = made_id("replacevol", instance.id, len(tasks))
+    task = {"ReplaceRootVolumeTaskId": made, "InstanceId": instance.id, "ImageId": image, "ClientToken": token, "StartTime": stamp()}
+    tasks[made] = task
+    try:
+        THE["machines"].replace(instance.id, image, *first_boot(instance))
+        task["TaskState"] = "succeeded"
+    except (NodeContainerError, RuntimeError):
+        task["TaskState"] = "failed"
+    task["CompleteTime"] = stamp()
+    return ActionResult({"ReplaceRootVolumeTask": task})
+
+
+def stamp() -> str:
+    return utcnow().strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def describe_replace_root_volume_tasks(response: EC2Response) -> ActionResult:
+    tasks, wanted = kept(response.ec2_backend, "root_tasks"), response._get_param("ReplaceRootVolumeTaskIds") or []
+    unknown = [each for each in wanted if each not in tasks]
+    if unknown:
+        raise EC2ClientError("InvalidReplaceRootVolumeTaskID.NotFound", f"The task ID '{unknown[0]}' does not exist")
+    of = {value for each in response._get_param("Filters") or [] if each["Name"] == "instance-id" for value in each["Values"]}
+    shown = [each for made, each in tasks.items() if (not wanted or made in wanted) and (not of or each["InstanceId"] in of)]
+    return ActionResult({"ReplaceRootVolumeTasks": shown})
+
+
 # AMIs.
 
 
@@ -373,6 +419,9 @@ def copy_image_encrypted(former: Callable, response: EC2Response) -> ActionResul
     ami = response.ec2_backend.amis[answer.result["ImageId"]]
     ami.encrypted_by = (key or "alias/aws/ebs") if str(ask("Encrypted")).lower() == "true" else None
     ami.ebs_snapshot.encrypted = bool(ami.encrypted_by)
+    for each in ask("TagSpecifications") or []:
+        tagged = ami if each["ResourceType"] == "image" else ami.ebs_snapshot
+        tagged.add_tags({tag["Key"]: tag["Value"] for tag in each["Tags"]})
     return answer
 
 
@@ -406,7 +455,7 @@ def deregister_image(former: Callable, backend: AmiBackend, ami_id: str, *args: 
 
 def enable_image_deprecation(response: EC2Response) -> ActionResult:
     image = response.ec2_backend.describe_images(ami_ids=[response._get_param("ImageId")])[0]
-    image.deprecation_time = str(response._get_param("DeprecateAt"))
+    image.deprecation_time = response._get_param("DeprecateAt").strftime("%Y-%m-%dT%H:%M:00.000Z")
     return ActionResult({"Return": True})
 
 

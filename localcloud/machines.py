@@ -46,6 +46,12 @@ class Machines:
             self._must(instance, ["sh", "-c", USER_DATA])
         return address
 
+    def replace(self, instance: str, ami: str, key: str, user_data: bytes) -> None:
+        """The machine with another root: name and address stay, the host key is a new one and the first boot comes again."""
+        for each in (self.fleet.state / "hostkeys" / instance).glob("ssh_host_*"):
+            each.unlink()
+        self.start(instance, ami, key, user_data)
+
     def _must(self, instance: str, argv: list[str]) -> None:
         done = self.fleet.run_in(instance, argv)
         if done.code != 0:

@@ -13,10 +13,12 @@ import datetime
 import re
 import xml.etree.ElementTree as ET
 
+from ansible_collections.muster.fleet.plugins.module_utils.aws import AwsError
+
 XMLNS = re.compile(rb' xmlns="[^"]*"')
 
 
-class Ec2Error(ValueError):
+class Ec2Error(AwsError):
     """What keeps the inventory from being read; the text is one sentence for the user."""
 
 

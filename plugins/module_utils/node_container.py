@@ -339,9 +339,9 @@ class Fleet:
             return plan
 
     def add(self, node: Node, image: NodeImage, files: Mapping[str, bytes]) -> str:
-        """Make one more node, from an image of its own, and start it; the others are left as they are. Return its address.
+        """Make a node, from an image of its own, and start it; the others are left as they are. Return its address.
 
-        `files` lie in its folder /run/muster-node.
+        One of its name goes first, and its address is the new one's. `files` lie in its folder /run/muster-node.
         """
         with self.lock():
             record = read_record(self.state)
@@ -350,12 +350,15 @@ class Fleet:
             subnet = self._ensure_network(live)
             fields = [each.name for each in dataclasses.fields(Node)]
             others = [Node(**{key: each[key] for key in fields}) for each in (record or {}).get("nodes", ())]
+            others = [each for each in others if each.name != node.name]
             addresses = assign_addresses([*others, node], record, subnet)
             self._write_state([*others, node], addresses, subnet, image)
             for name, content in files.items():
                 write_private(self.state / "hostkeys" / node.name / name, content)
             node_image.ensure_image(self.engine, image, self.cache)
             learn_to_start(self.engine, image.name, self.cache)
+            if node.name in live:
+                self._remove([node.name])
             self._create(node, addresses[node.name], image)
             return addresses[node.name]
 

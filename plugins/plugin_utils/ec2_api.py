@@ -13,101 +13,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 from ansible.module_utils.common.dict_transformations import _camel_to_snake
 
+from ansible_collections.muster.fleet.plugins.module_utils.aws import DENIED, AwsError, sentence
+from ansible_collections.muster.fleet.plugins.module_utils.aws import Accounts as AwsAccounts
 from ansible_collections.muster.fleet.plugins.module_utils.catalogue import instance_type, names
 from ansible_collections.muster.fleet.plugins.module_utils.ec2_instances import Ec2Error, instance_reader, read_page
 
-EXPIRED = ("ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired")
-UNKNOWN = ("AuthFailure", "InvalidClientTokenId", "UnrecognizedClientException", "SignatureDoesNotMatch", "InvalidToken")
-DENIED = ("UnauthorizedOperation", "AccessDenied", "AccessDeniedException")
-THROTTLED = ("RequestLimitExceeded", "Throttling", "ThrottlingException")
 
-
-def sentence(error, action, where):
-    """What boto3 raised as one sentence with a remedy. where: such as `region us-east-1`, empty for the account as a whole."""
-    place = f" in {where}" if where else ""
-    code = getattr(error, "response", {}).get("Error", {}).get("Code", "")
-    said = " ".join(str(getattr(error, "response", {}).get("Error", {}).get("Message") or error).split()).rstrip(".")
-    kind = type(error).__name__
-    if code in EXPIRED or kind in ("UnauthorizedSSOTokenError", "SSOTokenLoadError", "TokenRetrievalError"):
-        return f"The AWS credentials have expired ({code or kind}{place}); log in again."
-    if code in UNKNOWN:
-        # EC2 says the same in a region that the account has not enabled.
-        return f"AWS does not know the credentials ({code}{place}); check the profile or the access key, or enable the region."
-    if code in DENIED:
-        return f"{action} is denied{place} ({code}: {said}); allow the action to this identity or leave the region or account out."
-    if code in THROTTLED:
-        return f"EC2 still throttled {action}{place} after all retries ({code}); try again later or use the cache."
-    if kind in ("NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError"):
-        return f"There are no usable AWS credentials ({said}); set a profile, log in, or give this machine a role."
-    if kind == "ProfileNotFound":
-        return f"{said}; see ~/.aws/config or AWS_PROFILE."
-    if kind in ("EndpointConnectionError", "ConnectTimeoutError", "InvalidRegionError", "ConnectionClosedError", "ReadTimeoutError"):
-        return f"EC2 cannot be reached{place} ({said}); is the region's name right?"
-    return f"{action} failed{place} ({code + ': ' if code else ''}{said})."
-
-
-class Accounts:
-    """One boto3 session, and a client for each account and region. Everything here runs in the main thread: boto3's sessions want that."""
-
-    def __init__(self, options, environ=None):
-        environ = os.environ if environ is None else environ
-        try:
-            import boto3
-            import botocore.config
-        except ImportError as error:
-            raise Ec2Error("Python has no boto3, which aws_fleet needs; install it beside Ansible.") from error
-        self.options = options
-        self.config = botocore.config.Config(
-            # Back-off with jitter, up to 20 s between two tries.
-            retries={"mode": "standard", "total_max_attempts": 10},
-            connect_timeout=10,
-            read_timeout=60,
-        )
-        self.home = options["region"] or environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION") or "us-east-1"
-        self.keys = {}
-        if options["access_key"]:
-            self.keys = {
-                "aws_access_key_id": options["access_key"],
-                "aws_secret_access_key": options["secret_key"],
-                "aws_session_token": options["session_token"] or None,
-            }
-        profile = None if self.keys else options["profile"] or None
-        self.session = self._ask("The profile", "", lambda: boto3.session.Session(profile_name=profile))
-        self.roles = {}
-
-    def _ask(self, action, where, call):
-        import botocore.exceptions
-
-        try:
-            return call()
-        except (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError, ValueError) as error:
-            raise Ec2Error(sentence(error, action, where)) from error
-
-    def client(self, service, region, role=""):
-        """A client with the keys of a role, or those that the options give."""
-        keys = self.keys
-        if role:
-            if role not in self.roles:
-                self.roles[role] = self._assume(role)
-            keys = self.roles[role]
-        return self._ask(
-            "The connection",
-            f"region {region}",
-            lambda: self.session.client(
-                service, region_name=region, endpoint_url=self.options["endpoint_url"] or None, config=self.config, **keys
-            ),
-        )
-
-    def _assume(self, role):
-        sts = self.client("sts", self.home)
-        answer = self._ask(
-            f"AssumeRole of {role}", "", lambda: sts.assume_role(RoleArn=role, RoleSessionName="ansible_muster_aws_fleet")["Credentials"]
-        )
-        return {
-            "aws_access_key_id": answer["AccessKeyId"],
-            "aws_secret_access_key": answer["SecretAccessKey"],
-            "aws_session_token": answer["SessionToken"],
-        }
+class Accounts(AwsAccounts):
+    """The accounts and regions of an inventory."""
 
     def regions(self, role):
         """The regions that the options name, or all that the account has enabled."""
@@ -118,8 +31,8 @@ class Accounts:
             return list(dict.fromkeys(named))
         ec2 = self.client("ec2", self.home, role)
         try:
-            found = self._ask("DescribeRegions", f"region {self.home}", ec2.describe_regions)["Regions"]
-        except Ec2Error as error:
+            found = self.ask("DescribeRegions", f"region {self.home}", ec2.describe_regions)["Regions"]
+        except AwsError as error:
             raise Ec2Error(f"No region: option regions is empty, and the account was asked in vain. {error}") from error
         return sorted(each["RegionName"] for each in found)
 

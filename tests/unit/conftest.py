@@ -9,8 +9,9 @@ from types import ModuleType
 import pytest
 from ansible.module_utils.testing import patch_module_args
 from download_server import server, signed
+from local_cloud_api import client, ec2, fault, machines, served
 
-__all__ = ["server", "signed"]
+__all__ = ["client", "ec2", "fault", "machines", "served", "server", "signed"]
 
 
 @pytest.fixture

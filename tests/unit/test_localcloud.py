@@ -5,72 +5,14 @@
 from __future__ import annotations
 
 import base64
-import json
-import urllib.error
-import urllib.request
-from collections.abc import Iterator
 from types import SimpleNamespace
 
-import boto3
 import pytest
-from botocore.config import Config
 from botocore.exceptions import ClientError
-from paper_machines import Machines
+from local_cloud_api import AMI, Machines
 
 from ansible_collections.muster.fleet.plugins.module_utils.catalogue import ec2_interfaces, names
 from localcloud import machines as machines_of_containers
-from localcloud.cloud import AMIS, Cloud
-
-AMI = next(iter(AMIS))
-
-
-@pytest.fixture(scope="module")
-def served() -> Iterator[Cloud]:
-    with Cloud("unit", machines=Machines()) as cloud:
-        yield cloud
-
-
-@pytest.fixture
-def machines(served: Cloud) -> Machines:
-    """The cloud as it is after its start."""
-    request = urllib.request.Request(f"{served.env['AWS_ENDPOINT_URL']}/moto-api/reset", method="POST")
-    urllib.request.urlopen(request, timeout=10)
-    made = served._machines
-    images = {ami: made.images[ami] for ami in AMIS}
-    made.__init__()
-    made.images.update(images)
-    return made
-
-
-@pytest.fixture
-def client(served: Cloud, machines: Machines):
-    """A client of a service, which asks once."""
-
-    def make(service: str, region: str = "us-east-1"):
-        config = Config(retries={"total_max_attempts": 1})
-        keys = {"aws_access_key_id": "x", "aws_secret_access_key": "x"}
-        return boto3.client(service, region_name=region, endpoint_url=served.env["AWS_ENDPOINT_URL"], config=config, **keys)
-
-    return make
-
-
-@pytest.fixture
-def ec2(client):
-    return client("ec2")
-
-
-@pytest.fixture
-def fault(served: Cloud):
-    """Order a fault; gives the answer's status."""
-
-    def order(**fault: object) -> int:
-        request = urllib.request.Request(f"{served.env['AWS_ENDPOINT_URL']}/localcloud/faults", json.dumps(fault).encode())
-        try:
-            return urllib.request.urlopen(request, timeout=10).status
-        except urllib.error.HTTPError as error:
-            return error.code
-
-    return order
 
 
 def run(ec2, **more: object) -> list[dict]:
@@ -128,6 +70,27 @@ def test_a_machine_that_switched_itself_off_is_told(ec2, machines: Machines, beh
     machines.now[one] = ended
     seen = show(ec2, one)
     assert (seen["State"]["Name"], seen["StateReason"]["Code"]) == (state, "Client.InstanceInitiatedShutdown")
+
+
+def test_a_root_volume_is_replaced_by_another_images(ec2, machines: Machines) -> None:
+    one, other = (each["InstanceId"] for each in run(ec2, MinCount=2, MaxCount=2, UserData="#!/bin/sh\n"))
+    image = ec2.create_image(InstanceId=other, Name="newer")["ImageId"]
+    task = ec2.create_replace_root_volume_task(InstanceId=one, ImageId=image, ClientToken="t")["ReplaceRootVolumeTask"]
+    assert (task["TaskState"], task["ImageId"]) == ("succeeded", image)
+    assert machines.done[-1] == ("replace", one, f"image of {other}", "", b"#!/bin/sh\n")
+    again = ec2.create_replace_root_volume_task(InstanceId=one, ImageId=image, ClientToken="t")["ReplaceRootVolumeTask"]
+    assert (again["ReplaceRootVolumeTaskId"], len(machines.done)) == (task["ReplaceRootVolumeTaskId"], 3)
+    assert show(ec2, one)["PrivateIpAddress"] == "10.213.7.2"
+    back = ec2.create_replace_root_volume_task(InstanceId=one)["ReplaceRootVolumeTask"]
+    assert back["ImageId"] == AMI
+    mine = ec2.describe_replace_root_volume_tasks(Filters=[{"Name": "instance-id", "Values": [one]}])["ReplaceRootVolumeTasks"]
+    assert [each["ReplaceRootVolumeTaskId"] for each in mine] == [task["ReplaceRootVolumeTaskId"], back["ReplaceRootVolumeTaskId"]]
+    assert code(ec2.create_replace_root_volume_task, InstanceId=one, ImageId="ami-00000000000000000") == "InvalidAMIID.NotFound"
+    ec2.stop_instances(InstanceIds=[one])
+    assert code(ec2.create_replace_root_volume_task, InstanceId=one) == "IncorrectInstanceState"
+    machines.room = 0
+    failed = ec2.create_replace_root_volume_task(InstanceId=other)["ReplaceRootVolumeTask"]
+    assert failed["TaskState"] == "failed"
 
 
 def test_a_machine_is_lost_when_it_stays_so(monkeypatch) -> None:

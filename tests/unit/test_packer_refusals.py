@@ -15,7 +15,7 @@ import boto3
 import get_packer
 import pytest
 from local_cloud import PACKER, ROOT, build_argv
-from paper_machines import Machines
+from local_cloud_api import Machines
 
 from localcloud.cloud import Cloud
 

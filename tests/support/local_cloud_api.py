@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright: the Muster developers
+"""Fixtures: the local cloud's API over machines that only write down what is asked of them.
+
+moto is imported by the tests that use it alone.
+"""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ansible_collections.muster.fleet.plugins.module_utils.container_engine import Finished, NodeContainerError
+
+if TYPE_CHECKING:
+    from localcloud.cloud import Cloud
+
+AMI = "ami-0deb13000000000d1"
+
+
+class Machines:
+    """Stands for containers: states by instance, and a list of what was done."""
+
+    def __init__(self) -> None:
+        self.images: dict = {}
+        self.now: dict[str, str] = {}
+        self.done: list[tuple] = []
+        self.room = 40
+        self.killed: set[str] = set()
+
+    def start(self, instance: str, ami: str, key: str, user_data: bytes) -> str:
+        if len(self.now) >= self.room:
+            raise NodeContainerError("Fleet x needs 1536 MiB of memory, 7 MiB are free: ask for fewer nodes.")
+        self.now[instance] = "running"
+        self.done.append(("start", self.images[ami], key, user_data))
+        return f"10.213.7.{len(self.now) + 1}"
+
+    def replace(self, instance: str, ami: str, key: str, user_data: bytes) -> None:
+        if not self.room:
+            raise RuntimeError(f"Instance {instance} did not come up.")
+        self.done.append(("replace", instance, self.images[ami], key, user_data))
+
+    def stop(self, instance: str) -> None:
+        self.now[instance] = "exited"
+
+    def resume(self, instance: str) -> None:
+        self.now[instance] = "running"
+
+    def kill(self, instance: str) -> None:
+        self.killed.add(instance)
+        self.now[instance] = "exited"
+
+    def was_killed(self, instance: str) -> bool:
+        return instance in self.killed
+
+    def remove(self, instance: str) -> None:
+        self.now.pop(instance, None)
+
+    def states(self) -> dict[str, str]:
+        return self.now
+
+    def save(self, instance: str, ami: str) -> None:
+        self.images[ami] = f"image of {instance}"
+
+    def forget(self, ami: str) -> None:
+        del self.images[ami]
+
+    def run(self, instance: str, script: str, timeout: float) -> Finished:
+        return Finished(3, f"{instance} ran {script}", "an error")
+
+    def journal(self, instance: str) -> str:
+        return f"journal of {instance}"
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Cloud]:
+    from localcloud.cloud import Cloud
+
+    with Cloud("unit", machines=Machines()) as cloud:
+        yield cloud
+
+
+@pytest.fixture
+def machines(served: Cloud) -> Machines:
+    """The cloud as it is after its start."""
+    request = urllib.request.Request(f"{served.env['AWS_ENDPOINT_URL']}/moto-api/reset", method="POST")
+    urllib.request.urlopen(request, timeout=10)
+    from localcloud.cloud import AMIS
+
+    made = served._machines
+    images = {ami: made.images[ami] for ami in AMIS}
+    made.__init__()
+    made.images.update(images)
+    return made
+
+
+@pytest.fixture
+def client(served: Cloud, machines: Machines):
+    """A client of a service, which asks once."""
+
+    import boto3
+    from botocore.config import Config
+
+    def make(service: str, region: str = "us-east-1"):
+        config = Config(retries={"total_max_attempts": 1})
+        keys = {"aws_access_key_id": "x", "aws_secret_access_key": "x"}
+        return boto3.client(service, region_name=region, endpoint_url=served.env["AWS_ENDPOINT_URL"], config=config, **keys)
+
+    return make
+
+
+@pytest.fixture
+def ec2(client):
+    return client("ec2")
+
+
+@pytest.fixture
+def fault(served: Cloud):
+    """Order a fault; gives the answer's status."""
+
+    def order(**fault: object) -> int:
+        request = urllib.request.Request(f"{served.env['AWS_ENDPOINT_URL']}/localcloud/faults", json.dumps(fault).encode())
+        try:
+            return urllib.request.urlopen(request, timeout=10).status
+        except urllib.error.HTTPError as error:
+            return error.code
+
+    return order
