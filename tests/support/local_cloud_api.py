@@ -79,9 +79,21 @@ class Machines:
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Cloud]:
+    import boto3
+
     from localcloud.cloud import Cloud
 
-    with Cloud("unit", machines=Machines()) as cloud:
+    # To make a client costs more than what is asked of it, and each run of a module makes several.
+    made, make = {}, boto3.session.Session.client
+
+    def client(session: boto3.session.Session, service: str, **more: object) -> object:
+        key = repr([service, sorted((name, getattr(value, "retries", value)) for name, value in more.items())])
+        if key not in made:
+            made[key] = make(session, service, **more)
+        return made[key]
+
+    with pytest.MonkeyPatch.context() as patch, Cloud("unit", machines=Machines()) as cloud:
+        patch.setattr(boto3.session.Session, "client", client)
         yield cloud
 
 
