@@ -1,5 +1,5 @@
 # Each target is one line of tools you know; nothing here cannot be typed by hand after `make setup`.
-.PHONY: setup site down bundle test lint unit proofs bench docs stack-sums mirror packer lock
+.PHONY: setup site down bundle test e2e lint unit proofs bench docs stack-sums mirror packer lock
 .NOTPARALLEL:
 BIN := .venv/bin
 STAGE := tools/stage.sh
@@ -27,6 +27,9 @@ test:
 	$(STAGE) fleet 2700 -- $(BIN)/pytest --engine --ignore=tests/unit tests
 	$(STAGE) proofs 10 -- $(BIN)/python tests/proofs.py check
 endif
+
+e2e: packer ## packer build of an AMI on the local cloud, a fleet launched from it, site.yml over it, and nothing left
+	$(BIN)/pytest --engine tests/integration/test_image_e2e.py
 
 lint: setup ## ansible-lint, ruff, mypy, shellcheck, ansible-test sanity, generated files current
 	tests/lint.sh

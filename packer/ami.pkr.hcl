@@ -16,7 +16,7 @@ locals {
     "muster:system"       = var.system
     "muster:architecture" = var.architecture
     "muster:source-ami"   = "{{ .SourceAMI }}"
-    # For who starts it.
+    # For who starts it: playbooks/image_verify.yml does.
     "muster:groups"   = join(" ", var.groups)
     "muster:ssh-user" = var.ssh_username
   }

@@ -130,6 +130,19 @@ def test_a_machine_from_its_start_to_the_end_of_the_cloud(cloud, client: Client)
     saved = ec2.create_image(InstanceId=first, Name="saved")["ImageId"]
     second = client.run(saved)
     assert ssh(second, "cat /etc/made").stdout == "made\n"
+
+    def replaced(image: str) -> tuple[str, str, str]:
+        """Address, host key and the file's content after another root volume."""
+        task = ec2.create_replace_root_volume_task(InstanceId=second, ImageId=image)["ReplaceRootVolumeTask"]
+        assert task["TaskState"] == "succeeded"
+        seen = ssh(second, "hostname; cat /etc/ssh/ssh_host_ed25519_key.pub; cat /etc/made")
+        return show(second)["PrivateIpAddress"], seen.stdout.splitlines()[1], "".join(seen.stdout.splitlines()[2:])
+
+    address, keys = show(second)["PrivateIpAddress"], [ssh(second, "cat /etc/ssh/ssh_host_ed25519_key.pub").stdout.strip()]
+    for image, made in ((client.debian, ""), (saved, "made")):
+        now, key, content = replaced(image)
+        assert (now, content, key in keys) == (address, made, False)
+        keys.append(key)
     ssh(second, "sudo systemctl poweroff")
     wait(lambda: show(second)["State"]["Name"] == "stopped")
     ec2.start_instances(InstanceIds=[first])

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""packer build of an AMI for all of Slurm and the trainer on the local cloud: what it says of itself, and that nothing else is left."""
+"""From template to trained model: packer build of an AMI, a fleet launched from it and found in EC2, site.yml over it, and nothing left."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from datetime import datetime
 
@@ -16,6 +17,7 @@ from local_cloud import PACKER, LocalCloud, ami_of
 pytestmark = pytest.mark.engine
 
 NAME = f"image{os.getpid()}"
+FLEET = "tests/integration/image_fleet"
 COMPONENTS = ["common", "slurm", "trainer"]
 # What decides what is installed must be the same for the builder and for the nodes, or they install it again.
 VARIABLES = {
@@ -42,6 +44,19 @@ def ami(cloud: LocalCloud) -> str:
                              copy_to_regions=["us-west-2"], ssm_parameter="/muster/slurm-cpu")  # fmt: skip
     assert code == 0, said[-5000:]
     return ami_of(said)
+
+
+@pytest.fixture(scope="module")
+def site(cloud: LocalCloud, ami: str) -> str:
+    """What site.yml said over the fleet of that AMI."""
+    key = cloud.folder / "key"
+    said, code = cloud.play(f"{FLEET}/launch.yml", ami=ami, key_file=str(key), log="launch.txt")
+    assert code == 0, said[-5000:]
+    known = f"-o UserKnownHostsFile={cloud.folder / 'known_hosts'} -o StrictHostKeyChecking=accept-new"
+    variables = {"muster_fleet": NAME, "ansible_ssh_private_key_file": str(key), "ansible_ssh_extra_args": known}
+    said, code = cloud.play("site.yml", "-i", f"{FLEET}/inventory", log="site.txt", **variables)
+    assert code == 0, said[-8000:]
+    return said
 
 
 def test_the_ami_says_what_is_in_it(cloud: LocalCloud, ami: str) -> None:
@@ -72,3 +87,24 @@ def test_the_builder_is_gone_with_all_that_was_made_for_it(cloud: LocalCloud, am
     assert ec2.describe_key_pairs()["KeyPairs"] == []
     assert [each["GroupName"] for each in ec2.describe_security_groups()["SecurityGroups"]] == ["default"]
     assert [each["ImageId"] for each in ec2.describe_images(Owners=["self"])["Images"]] == [ami]
+
+
+def test_a_fleet_of_it_installs_nothing_trains_and_reports(cloud: LocalCloud, site: str) -> None:
+    assert "install | Compare the component with the manifest" in site
+    assert "install_component" not in site
+    report = json.loads((cloud.folder / "runs" / NAME / "latest/report.json").read_text())
+    assert report["run"]["verdict"] == "passed"
+    assert len(report["fleet"]["hosts"]) == 3
+    assert all(re.fullmatch(r"i-[0-9a-f]{17}", host["name"]) for host in report["fleet"]["hosts"])
+    assert {entry["component"] for entry in report["fleet"]["versions"]} == set(COMPONENTS)
+    assert {entry["verdict"] for entry in report["collectives"]} == {"passed"}
+    assert {len(entry["hosts"]) for entry in report["collectives"]} == {2}
+    [training] = report["training"]
+    assert training["last_loss"] < 0.8 * training["first_loss"]
+
+
+def test_nothing_is_left_of_the_fleet(cloud: LocalCloud, ami: str, site: str) -> None:
+    said, code = cloud.play(f"{FLEET}/end.yml", ami=ami)
+    assert code == 0, said[-3000:]
+    assert cloud.running() == []
+    assert cloud.client("ec2").describe_images(Owners=["self"])["Images"] == []

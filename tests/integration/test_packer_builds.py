@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright: the Muster developers
+"""Builds of the smallest image on the local cloud: two at once, what was made verified, and a builder that is lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import time
+import urllib.request
+from collections.abc import Iterator
+
+import get_packer
+import pytest
+from local_cloud import PACKER, ROOT, LocalCloud, ami_of, build_argv
+
+pytestmark = pytest.mark.engine
+
+NAME = f"packer{os.getpid()}"
+
+
+@pytest.fixture(scope="module")
+def cloud(artifacts) -> Iterator[LocalCloud]:
+    if not PACKER.exists() or len(get_packer.installed(str(PACKER))) < len(get_packer.PLUGINS):
+        pytest.skip("not_run: Packer or a plugin of it is not here; make packer")
+    made = LocalCloud(NAME, artifacts.folder(NAME))
+    artifacts.leave(f"local cloud {NAME}", made.clean)
+    yield made.start()
+    made.end()
+    assert made.left() == []
+
+
+def begin(cloud: LocalCloud, results: str) -> subprocess.Popen:
+    argv = build_argv("base", cloud.folder / results)
+    with (cloud.folder / f"{results}.txt").open("w") as output:
+        return subprocess.Popen(argv, cwd=ROOT, env=cloud.env, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
+
+
+@pytest.fixture(scope="module")
+def amis(cloud: LocalCloud) -> list[str]:
+    """Of two builds that began in the same second."""
+    builds = {name: begin(cloud, name) for name in ("one", "two")}
+    for name, build in builds.items():
+        assert build.wait(400) == 0, (cloud.folder / f"{name}.txt").read_text()[-3000:]
+    return [ami_of((cloud.folder / f"{name}.txt").read_text()) for name in builds]
+
+
+def test_two_builds_at_once_make_two_images(cloud: LocalCloud, amis: list[str]) -> None:
+    images = cloud.client("ec2").describe_images(ImageIds=amis)["Images"]
+    assert len({each["Name"] for each in images}) == 2
+    assert cloud.running() == []
+
+
+def test_an_image_is_verified_and_its_instance_taken_away(cloud: LocalCloud, amis: list[str]) -> None:
+    said, code = cloud.play("playbooks/image_verify.yml", "-i", "localhost,", ami=amis[0], muster_allow_not_run=NOT_RUN, log="verify.txt")
+    assert code == 0, said[-4000:]
+    assert "TASK [muster.fleet.common : verify_image" in said
+    assert "TASK [muster.fleet.common : verify_node" in said
+    assert cloud.running() == []
+    assert cloud.client("ec2").describe_key_pairs()["KeyPairs"] == []
+
+
+# A container has no clock and kernel settings of its own.
+NOT_RUN = ["common.clock_synchronised", "common.hugepages", "common.sysctl_kernel_numa_balancing", "common.sysctl_net_core_somaxconn",
+           "common.sysctl_vm_max_map_count"]  # fmt: skip
+
+
+def test_a_bad_image_fails_and_its_instance_is_taken_away_too(cloud: LocalCloud, amis: list[str]) -> None:
+    """Without leave for what a container cannot prove, the checks that were not run are a failure."""
+    said, code = cloud.play("playbooks/image_verify.yml", "-i", "localhost,", ami=amis[1], log="verify-bad.txt")
+    assert code != 0
+    assert "clock_synchronised" in said
+    assert cloud.running() == []
+    assert cloud.client("ec2").describe_key_pairs()["KeyPairs"] == []
+
+
+@pytest.mark.parametrize(
+    ("ami", "sentence"),
+    [
+        ("us-east-1", "us-east-1 is no id of an AMI; give one as packer build printed it"),
+        ("ami-0123456789abcdef0", "ami-0123456789abcdef0 cannot be verified: "),
+        ("ami-0deb13000000000d1", "it has no tag muster:purpose, so packer/ did not make it; give an image of packer/"),
+    ],
+)
+def test_what_cannot_be_verified_is_said_and_nothing_is_started(cloud: LocalCloud, ami: str, sentence: str) -> None:
+    said, code = cloud.play("playbooks/image_verify.yml", "-i", "localhost,", ami=ami)
+    assert code != 0
+    assert sentence in " ".join(said.split())
+    assert cloud.running() == []
+
+
+def test_a_builder_that_is_lost_is_said_and_leaves_nothing(cloud: LocalCloud) -> None:
+    before = {each["ImageId"] for each in cloud.client("ec2").describe_images(Owners=["self"])["Images"]}
+    build = begin(cloud, "lost")
+    deadline = time.monotonic() + 120
+    while "Executing Ansible" not in (cloud.folder / "lost.txt").read_text():
+        assert build.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.5)
+    [builder] = cloud.running()
+    order = json.dumps({"dies": builder}).encode()
+    urllib.request.urlopen(urllib.request.Request(f"{cloud.env['AWS_ENDPOINT_URL']}/localcloud/faults", order))
+    assert build.wait(300) == 1
+    said = (cloud.folder / "lost.txt").read_text()
+    assert re.search(r"UNREACHABLE|unreachable", said), said[-3000:]
+    assert "Terminating the source AWS instance" in said
+    ec2 = cloud.client("ec2")
+    assert cloud.running() == []
+    assert {each["ImageId"] for each in ec2.describe_images(Owners=["self"])["Images"]} == before
+    assert ec2.describe_key_pairs()["KeyPairs"] == []
+    assert [each["GroupName"] for each in ec2.describe_security_groups()["SecurityGroups"]] == ["default"]
