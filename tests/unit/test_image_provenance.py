@@ -216,11 +216,13 @@ def test_what_is_no_envelope_is_refused(house, keys, data: bytes) -> None:
     assert house.run(public_key=str(keys / "ec.pub.pem"))["msg"] == said
 
 
-def test_a_signed_text_that_is_no_statement_is_refused(house, keys, tmp_path) -> None:
-    house.sign()
-    (tmp_path / "m").write_bytes(logic.message(b'{"subject": []}'))
+@pytest.mark.parametrize("kind", ["nothing", "predicateType", "_type"])
+def test_a_signed_text_that_is_no_such_statement_is_refused(house, keys, tmp_path, kind: str) -> None:
+    said = house.sign()["statement"]
+    payload = json.dumps({"subject": []} if kind == "nothing" else {**said, kind: "https://example.com/other"}).encode()
+    (tmp_path / "m").write_bytes(logic.message(payload))
     openssl("dgst", "-sha256", "-sign", keys / "ec.pem", "-out", tmp_path / "s", tmp_path / "m")
-    put(house, logic.envelope(b'{"subject": []}', "k", (tmp_path / "s").read_bytes()))
+    put(house, logic.envelope(payload, "k", (tmp_path / "s").read_bytes()))
     assert house.run(public_key=str(keys / "ec.pub.pem"))["msg"].endswith("holds no statement about an image; sign the image again.")
 
 
