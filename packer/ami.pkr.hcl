@@ -113,8 +113,10 @@ build {
   }
 
   # The builder goes away with its reasons; its last words do not.
+  # A builder that is lost does not answer: no five minutes of tries for its journal.
   error-cleanup-provisioner "shell" {
-    inline = ["sudo journalctl --boot --no-pager --lines=100 || true; df -h / || true"]
+    start_retry_timeout = "20s"
+    inline              = ["sudo journalctl --boot --no-pager --lines=100 || true; df -h / || true"]
   }
 
   post-processors {
