@@ -204,7 +204,9 @@ def make_plan(fleet: str, wanted: list[Node], record: Mapping | None, live: Mapp
 
 
 RUNNING = ("running",)
-STARTABLE = ("created", "configured", "initialized", "exited", "stopped", "paused")
+NEVER_RAN = ("created", "configured", "initialized")
+STARTABLE = (*NEVER_RAN, "exited", "stopped", "paused")
+NO_TIME = "0001-01-01"
 
 
 def differences(live: Mapping, wanted: Mapping) -> str:
@@ -306,6 +308,9 @@ class Fleet:
         # Podman goes on to call a container running whose watcher (conmon) was killed with it, and can then only remove it.
         if self.engine.name == "podman" and state["Status"] == "running" and not alive(state["Pid"]):
             return "lost"
+        # After a restart of the machine podman calls what has run before created as well; it holds all that the node had.
+        if state["Status"] in NEVER_RAN and not state.get("StartedAt", NO_TIME).startswith(NO_TIME):
+            return "exited"
         return state["Status"]
 
     def lock(self):
@@ -525,7 +530,7 @@ class Fleet:
             self.engine.change("unpause" if state == "paused" else "start", self.container_name(node.name))
         except NodeContainerError:
             # A container whose creation was cut off may not start; it holds nothing yet that could be lost.
-            if state not in ("created", "configured", "initialized"):
+            if state not in NEVER_RAN:
                 raise
             self._remove([node.name])
             self._create(node, address, image)

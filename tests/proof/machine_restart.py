@@ -74,6 +74,8 @@ class Machine:
         self.unmount()
         shutil.rmtree(self.run)
         ADDRESSES.unlink()
+        for box in running:
+            shutil.rmtree(Path("/run/runc") / box["Id"])
         subprocess.run(["ip", "link", "delete", bridge], check=True)
 
 
@@ -103,6 +105,7 @@ def fleet(artifacts, machine: Machine) -> Fleet:
         made.run("playbooks/local_down.yml").check_returncode()
         machine.podman("system", "reset", "--force")
         machine.unmount()
+        ADDRESSES.unlink(missing_ok=True)  # of a fleet that lost its power a run that was killed leaves them
 
     artifacts.leave(f"fleet {NAME}", remove)
     return made

@@ -423,6 +423,15 @@ def test_podman_calls_a_container_running_whose_process_is_gone(tmp_path: Path) 
     assert found.state == "lost"
 
 
+@pytest.mark.parametrize(("started", "expected"), [("2026-11-22T14:25:07.239914613Z", "exited"), ("0001-01-01T00:00:00Z", "created")])
+def test_podman_calls_a_container_created_that_ran_before_the_machines_restart(tmp_path: Path, started: str, expected: str) -> None:
+    [told] = json.loads(fixture("podman_container_inspect.json"))
+    told["State"] |= {"Status": "created", "StartedAt": started, "Pid": 0}
+    run = FakeRun({"podman ps": Finished(0, "id\n", ""), "podman container inspect id": Finished(0, json.dumps([told]), "")})
+    [found] = Fleet("demo", engine(run=run), tmp_path, tmp_path).containers().values()
+    assert found.state == expected
+
+
 def test_no_containers_and_none_of_others(tmp_path: Path) -> None:
     run = FakeRun({"podman ps": Finished(0, "", "")})
     assert Fleet("demo", engine(run=run), tmp_path, tmp_path).containers() == {}
