@@ -32,14 +32,16 @@ def in_background(wanted, cache):
     """Fetch one after another in a process of its own, with nothing of this one's open."""
     if os.fork():
         return
-    os.setsid()
-    os.closerange(0, 1024)
-    for _number in range(3):
-        os.open(os.devnull, os.O_RDWR)
-    for source in wanted:
-        with suppress(DownloadError, OSError):  # the role that needs it tries again and says why
-            cached(source, cache)
-    os._exit(0)
+    try:
+        os.setsid()
+        os.closerange(0, 1024)
+        for _number in range(3):
+            os.open(os.devnull, os.O_RDWR)
+        for source in wanted:
+            with suppress(DownloadError, OSError):  # the role that needs it tries again and says why
+                cached(source, cache)
+    finally:
+        os._exit(0)  # whatever happened: this must never go on as a second worker of Ansible
 
 
 class ActionModule(ActionBase):
