@@ -23,7 +23,7 @@ else
 test:
 	@tools/setup.sh --test
 	$(STAGE) lint 240 -- $(MAKE) --no-print-directory lint
-	$(STAGE) unit 720 -- $(MAKE) --no-print-directory unit
+	$(STAGE) unit 900 -- $(MAKE) --no-print-directory unit
 	$(STAGE) fleet 2700 -- $(BIN)/pytest --engine --ignore=tests/unit tests
 	$(STAGE) proofs 10 -- $(BIN)/python tests/proofs.py check
 endif

@@ -10,9 +10,8 @@ import re
 from collections.abc import Iterator
 from datetime import datetime
 
-import get_packer
 import pytest
-from local_cloud import PACKER, LocalCloud, ami_of
+from local_cloud import LocalCloud, ami_of, with_packer
 
 pytestmark = pytest.mark.engine
 
@@ -28,14 +27,7 @@ VARIABLES = {
 
 @pytest.fixture(scope="module")
 def cloud(artifacts) -> Iterator[LocalCloud]:
-    if not PACKER.exists() or len(get_packer.installed(str(PACKER))) < len(get_packer.PLUGINS):
-        pytest.skip("not_run: Packer or a plugin of it is not here; make packer")
-    made = LocalCloud(NAME, artifacts.folder(NAME))
-    artifacts.leave(f"local cloud {NAME}", made.clean)
-    yield made.start()
-    made.end()
-    assert made.left() == []
-    assert not (made.folder / "state/muster" / NAME).exists()
+    yield from with_packer(NAME, artifacts)
 
 
 @pytest.fixture(scope="module")

@@ -12,9 +12,8 @@ import time
 import urllib.request
 from collections.abc import Iterator
 
-import get_packer
 import pytest
-from local_cloud import PACKER, ROOT, LocalCloud, ami_of, build_argv
+from local_cloud import ROOT, LocalCloud, ami_of, build_argv, with_packer
 
 pytestmark = pytest.mark.engine
 
@@ -23,13 +22,7 @@ NAME = f"packer{os.getpid()}"
 
 @pytest.fixture(scope="module")
 def cloud(artifacts) -> Iterator[LocalCloud]:
-    if not PACKER.exists() or len(get_packer.installed(str(PACKER))) < len(get_packer.PLUGINS):
-        pytest.skip("not_run: Packer or a plugin of it is not here; make packer")
-    made = LocalCloud(NAME, artifacts.folder(NAME))
-    artifacts.leave(f"local cloud {NAME}", made.clean)
-    yield made.start()
-    made.end()
-    assert made.left() == []
+    yield from with_packer(NAME, artifacts)
 
 
 def begin(cloud: LocalCloud, results: str) -> subprocess.Popen:

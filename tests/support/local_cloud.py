@@ -11,10 +11,13 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import amazon_aws
 import boto3
+import get_packer
+import pytest
 
 from ansible_collections.muster.fleet.plugins.module_utils.container_engine import find_engine
 from localcloud.machines import Machines
@@ -83,6 +86,18 @@ class LocalCloud:
 
     def build(self, purpose: str, results: Path, **variables: object) -> tuple[str, int]:
         return self.run(*build_argv(purpose, results, **variables), log=f"build-{results.name}.txt")
+
+
+def with_packer(name: str, artifacts) -> Iterator[LocalCloud]:
+    """For a fixture: a cloud that packer build can be run against, and at its end nothing is left of it."""
+    if not PACKER.exists() or len(get_packer.installed(str(PACKER))) < len(get_packer.PLUGINS):
+        pytest.skip("not_run: Packer or a plugin of it is not here; make packer")
+    made = LocalCloud(name, artifacts.folder(name))
+    artifacts.leave(f"local cloud {name}", made.clean)
+    yield made.start()
+    made.end()
+    assert made.left() == []
+    assert not (made.folder / "state/muster" / name).exists()
 
 
 def build_argv(purpose: str, results: Path, **variables: object) -> list[str]:
