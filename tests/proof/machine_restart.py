@@ -61,6 +61,20 @@ class Machine:
         for mount in sorted(filter(lambda mount: mount.startswith(below), mounts), reverse=True):
             subprocess.run(["umount", "--lazy", mount], check=True)
 
+    @staticmethod
+    def remove_groups(container: str, patience: float = 20) -> None:
+        """The control groups of a container, as soon as its processes are gone."""
+        deadline = time.monotonic() + patience
+        for group in Path("/sys/fs/cgroup").glob(f"**/libpod-{container}*"):
+            for folder, _, _ in os.walk(group, topdown=False):
+                while Path(folder).exists():
+                    try:
+                        os.rmdir(folder)
+                    except OSError:
+                        if time.monotonic() > deadline:
+                            raise
+                        time.sleep(0.2)
+
     def lose_power(self) -> None:
         """End it as a restart does."""
         running = self.containers()
@@ -76,6 +90,7 @@ class Machine:
         ADDRESSES.unlink()
         for box in running:
             shutil.rmtree(Path("/run/runc") / box["Id"])
+            self.remove_groups(box["Id"])
         subprocess.run(["ip", "link", "delete", bridge], check=True)
 
 
