@@ -88,10 +88,15 @@ class LocalCloud:
         return self.run(*build_argv(purpose, results, **variables), log=f"build-{results.name}.txt")
 
 
-def with_packer(name: str, artifacts) -> Iterator[LocalCloud]:
-    """For a fixture: a cloud that packer build can be run against, and at its end nothing is left of it."""
+def need_packer() -> None:
+    """Skips a test by name where Packer or a plugin of it is not here."""
     if not PACKER.exists() or len(get_packer.installed(str(PACKER))) < len(get_packer.PLUGINS):
         pytest.skip("not_run: Packer or a plugin of it is not here; make packer")
+
+
+def with_packer(name: str, artifacts) -> Iterator[LocalCloud]:
+    """For a fixture: a cloud that packer build can be run against, and at its end nothing is left of it."""
+    need_packer()
     made = LocalCloud(name, artifacts.folder(name))
     artifacts.leave(f"local cloud {name}", made.clean)
     yield made.start()

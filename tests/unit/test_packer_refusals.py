@@ -12,9 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import boto3
-import get_packer
 import pytest
-from local_cloud import PACKER, ROOT, build_argv
+from local_cloud import ROOT, build_argv, need_packer
 from local_cloud_api import Machines
 
 from localcloud.cloud import Cloud
@@ -22,8 +21,7 @@ from localcloud.cloud import Cloud
 
 @pytest.fixture(scope="module")
 def cloud() -> Iterator[Cloud]:
-    if not PACKER.exists() or len(get_packer.installed(str(PACKER))) < len(get_packer.PLUGINS):
-        pytest.skip("not_run: Packer or a plugin of it is not here; make packer")
+    need_packer()
     with Cloud("packer", machines=Machines()) as made:
         yield made
 
