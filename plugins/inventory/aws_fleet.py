@@ -348,6 +348,8 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):
             # All at once: set_variable would visit each value of each host again, and an instance's are plain data, never templates.
             host.vars.update(variables if wanted is None else {key: variables[key] for key in wanted if key in variables})
             host.vars.update(connection_variables(connection, instance, profile))
+            if "muster_stop_at" in instance:  # whatever `variables` and `hostvars_prefix` say: run_job.yml reads it
+                host.vars["muster_stop_at"] = instance["muster_stop_at"]
             self._construct(host, variables, work)
             for title in fleet_groups(instance, accelerators):
                 self._group(title).add_host(host)

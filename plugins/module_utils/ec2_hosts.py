@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import datetime
 import re
 
 from ansible_collections.muster.fleet.plugins.module_utils.catalogue import CatalogueError, instance_type, nccl_expectation
@@ -224,6 +225,15 @@ def type_variables(name, count):
     expected = nccl_expectation(name, count, "all_reduce", 16 << 30)
     out["busbw"] = expected["floor"] if expected else None
     return out
+
+
+def stop_at(end, kind):
+    """When EC2 begins to terminate the instances of a type in a capacity block that ends at `end`, a datetime with a zone; text in UTC.
+
+    It is 30 minutes before the end, and an hour for the types of UltraServers, which are the ones sold in capacity blocks alone.
+    """
+    minutes = 60 if (known_type(kind) or {}).get("markets") == ["capacity-block"] else 30
+    return (end - datetime.timedelta(minutes=minutes)).astimezone(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def roles_of(instance):

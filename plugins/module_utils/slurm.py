@@ -9,6 +9,7 @@ every data_parser version and is a build option. The commands have to run with S
 
 from __future__ import annotations
 
+import datetime
 import re
 import shlex
 
@@ -269,6 +270,11 @@ MUSTER_RESTART=${SLURM_RESTART_COUNT:-0}
 PYTHONUNBUFFERED=1
 export MASTER_ADDR MASTER_PORT MUSTER_STOP_AT MUSTER_JOB_DIR MUSTER_RESTART PYTHONUNBUFFERED
 """
+STOP_AT = """\
+# When nodes are taken away. A job that was requeued after such a second has other nodes.
+for at in %s; do
+  if [ "$(date +%%s)" -lt "$at" ] && [ "$at" -lt "$MUSTER_STOP_AT" ]; then MUSTER_STOP_AT=$at; fi
+done"""
 # The names that torchrun gives to a rank, so that a program need not know what started it.
 RANK_ENVIRONMENT = 'export RANK="$SLURM_PROCID" LOCAL_RANK="$SLURM_LOCALID" WORLD_SIZE="$SLURM_NTASKS" LOCAL_WORLD_SIZE=%d; exec "$@"'
 RETRY = """\
@@ -278,6 +284,18 @@ if [ "$status" -ne 0 ] && [ "$MUSTER_RESTART" -lt %(retries)d ]; then
   sleep 60 # Slurm ends this script while it sleeps
 fi
 """
+
+
+def seconds(text):
+    """Seconds since 1970 of such a number, or of a time as 2026-11-22T06:00:00Z, which is UTC where it names no zone; raises JobError."""
+    text = str(text).strip()
+    if re.fullmatch(r"\d+(\.\d+)?", text):
+        return int(float(text))
+    try:
+        when = datetime.datetime.fromisoformat(re.sub("[zZ]$", "+00:00", text))
+    except ValueError:
+        raise JobError("muster_stop_at is %r; write seconds since 1970 or a time such as 2026-11-22T06:00:00Z." % text) from None
+    return int((when if when.tzinfo else when.replace(tzinfo=datetime.timezone.utc)).timestamp())
 
 
 def job_name(name, identity):
@@ -296,11 +314,11 @@ def store_options(name, identity, folder):
     ]
 
 
-def render_sbatch(document, identity, folder):
+def render_sbatch(document, identity, folder, stop_at=()):
     """The batch script of a document from job.load(), as text.
 
-    identity: job.identity() of it; folder: the absolute path of its place in the store, which the nodes see too. Raises JobError for
-    a launcher option that is not the launcher's to set.
+    identity: job.identity() of it; folder: the absolute path of its place in the store, which the nodes see too; stop_at: times at which
+    nodes are taken away. Raises JobError for a launcher option that is not the launcher's to set, and for a time that is none.
     """
     launcher, ranks = document["launcher"], document["procs_per_node"]
     torchrun = launcher["launch"] == "torchrun"
@@ -325,6 +343,8 @@ def render_sbatch(document, identity, folder):
         if value is not None and value is not False:
             lines.append("#SBATCH --%s%s" % (option, "" if value is True else "=%s" % value))
     lines.append(PREAMBLE.rstrip() % {"time_limit": document["time_limit"], "folder": shlex.quote(folder)})
+    if stop_at:
+        lines.append(STOP_AT % " ".join(str(at) for at in sorted(set(map(seconds, stop_at)))))
     if document["venv"]:
         venv = shlex.quote(document["venv"])
         lines.append('export VIRTUAL_ENV=%s PATH=%s/bin:"$PATH"' % (venv, venv))

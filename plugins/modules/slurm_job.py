@@ -61,6 +61,14 @@ options:
     description: Run the job again when the stored result is a failure.
     type: bool
     default: false
+  stop_at:
+    description:
+      - Times at which nodes are taken away, such as the end of a capacity block. The earliest that has not passed is the job's
+        C(MUSTER_STOP_AT), unless its time limit ends it before.
+      - They do not make it another job. A batch script does not get them.
+    type: list
+    elements: str
+    default: []
   timeout:
     description: Seconds after which the module gives up waiting. The job goes on.
     type: int
@@ -230,6 +238,7 @@ def main():
             "state": {"type": "str", "choices": ["finished", "submitted", "cancelled"], "default": "finished"},
             "rerun": {"type": "bool", "default": False},
             "retry": {"type": "bool", "default": False},
+            "stop_at": {"type": "list", "elements": "str", "default": []},
             "timeout": {"type": "int", "default": 3600},
             "pending_timeout": {"type": "int", "default": 300},
             "poll": {"type": "int", "default": 5},
@@ -279,7 +288,8 @@ def main():
             pending_timeout=params["pending_timeout"],
         )
         if params["job"] is not None:
-            files = {"job.json": json.dumps(document, indent=1) + "\n", "job.sbatch": slurm.render_sbatch(document, identity, folder)}
+            script = slurm.render_sbatch(document, identity, folder, params["stop_at"])
+            files = {"job.json": json.dumps(document, indent=1) + "\n", "job.sbatch": script}
             options = []
         else:
             files = {"job.sbatch": params["script"]}

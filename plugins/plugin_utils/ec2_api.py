@@ -16,6 +16,7 @@ from ansible.module_utils.common.dict_transformations import _camel_to_snake
 from ansible_collections.muster.fleet.plugins.module_utils.aws import DENIED, AwsError, sentence
 from ansible_collections.muster.fleet.plugins.module_utils.aws import Accounts as AwsAccounts
 from ansible_collections.muster.fleet.plugins.module_utils.catalogue import instance_type, names
+from ansible_collections.muster.fleet.plugins.module_utils.ec2_hosts import stop_at
 from ansible_collections.muster.fleet.plugins.module_utils.ec2_instances import Ec2Error, instance_reader, read_page
 
 
@@ -65,6 +66,19 @@ def _topology(client):
     return {each["InstanceId"]: each["NetworkNodes"] for page in pages for each in page["Instances"]}
 
 
+def _stop_times(client, instances):
+    """Give the instances of capacity blocks their muster_stop_at. EC2 is asked only where there are some."""
+    blocks = {each.get("capacity_reservation_id") for each in instances if each.get("instance_lifecycle") == "capacity-block"} - {None}
+    if blocks:
+        pages = client.get_paginator("describe_capacity_reservations").paginate(CapacityReservationIds=sorted(blocks))
+        ends = {
+            each["CapacityReservationId"]: each["EndDate"] for page in pages for each in page["CapacityReservations"] if "EndDate" in each
+        }
+        for each in instances:
+            if each.get("capacity_reservation_id") in ends:
+                each["muster_stop_at"] = stop_at(ends[each["capacity_reservation_id"]], each["instance_type"])
+
+
 def query(options, include, exclude, warn):
     """All instances sorted by id, the names of variables they may have, and whether nothing was left out.
 
@@ -85,11 +99,26 @@ def query(options, include, exclude, warn):
                 jobs.append(("topology", where, accounts.client("ec2", region, role), None))
     read, known = instance_reader(jobs[0][2].meta.service_model.operation_model("DescribeInstances").output_shape, _camel_to_snake)
     lock = threading.Lock()
+    unknown = []  # regions whose stop times are not known
+
+    def stop_times(client, where, instances):
+        try:
+            _stop_times(client, instances)
+        except (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError) as error:
+            # Hosts without their end are worth more than no hosts.
+            said = sentence(error, "DescribeCapacityReservations", where)
+            warn(f"No muster_stop_at, jobs will not end before their capacity block does: {said}")
+            unknown.append(where)
 
     def run(job):
         kind, where, client, filters = job
         try:
-            return _topology(client) if kind == "topology" else _instances(client, filters, read, lock)
+            if kind == "topology":
+                return _topology(client)
+            instances = _instances(client, filters, read, lock)
+            if kind == "include":
+                stop_times(client, where, instances)
+            return instances
         except (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError, Ec2Error) as error:
             action = "DescribeInstanceTopology" if kind == "topology" else "DescribeInstances"
             said = str(error) if isinstance(error, Ec2Error) else sentence(error, action, where)
@@ -114,7 +143,7 @@ def query(options, include, exclude, warn):
                 if instance["instance_id"] in nodes:
                     instance["muster_network_nodes"] = nodes[instance["instance_id"]]
                 found.append(instance)
-    return sorted(found, key=lambda each: each["instance_id"]), known, not failed
+    return sorted(found, key=lambda each: each["instance_id"]), known, not (failed or unknown)
 
 
 def cache_key(options, include, exclude, environ=None):

@@ -3,8 +3,9 @@
 """An EC2 API that answers DescribeInstances from pages written beforehand, as fast as a client can read them.
 
 moto needs 2 ms for an instance and would measure itself. The pages have the elements, their order and their number that EC2 gives a running
-instance (API version 2016-11-15; about 4 kB, and 1 kB for each further network card). DescribeRegions, DescribeInstanceTopology and
-AssumeRole answer too, and each answer can be an error. Filters are only recorded, so a test asks `api.requests` for them.
+instance (API version 2016-11-15; about 4 kB, and 1 kB for each further network card). DescribeRegions, DescribeInstanceTopology,
+DescribeCapacityReservations and AssumeRole answer too, and each answer can be an error. Filters are only recorded, so a test asks
+`api.requests` for them.
 
     with Api({"us-east-1": [Instance("i-0001", "p5.48xlarge")]}) as api: ... api.url, api.requests
     python ec2_replay.py 5000 [CARDS]      serves that many until its standard input ends, and prints its address first
@@ -48,7 +49,7 @@ vol-{id}</volumeId><status>attached</status><attachTime>2026-11-20T08:00:01.000Z
 </deleteOnTermination><operator><managed>false</managed></operator></ebs></item></blockDeviceMapping><virtualizationType>hvm\
 </virtualizationType>{lifecycle}<clientToken>token-{id}</clientToken><tagSet>{tags}</tagSet><hypervisor>xen</hypervisor>\
 <networkInterfaceSet>{cards}</networkInterfaceSet>{extra}<ebsOptimized>true</ebsOptimized><enaSupport>true</enaSupport><cpuOptions>\
-<coreCount>96</coreCount><threadsPerCore>2</threadsPerCore></cpuOptions><capacityReservationSpecification>\
+<coreCount>96</coreCount><threadsPerCore>2</threadsPerCore></cpuOptions>{block}<capacityReservationSpecification>\
 <capacityReservationPreference>open</capacityReservationPreference></capacityReservationSpecification><hibernationOptions><configured>\
 false</configured></hibernationOptions><enclaveOptions><enabled>false</enabled></enclaveOptions><metadataOptions><state>applied</state>\
 <httpTokens>required</httpTokens><httpPutResponseHopLimit>2</httpPutResponseHopLimit><httpEndpoint>enabled</httpEndpoint>\
@@ -81,6 +82,7 @@ class Instance:
     owner: str = OWNER
     extra: str = ""
     nodes: tuple[str, ...] = ()
+    block: str = ""  # id of its capacity block's reservation
 
     def xml(self) -> str:
         """The instance as an item of reservationSet."""
@@ -111,6 +113,7 @@ class Instance:
             group=self.group,
             addresses=f"<privateIpAddress>{self.ip}</privateIpAddress>" + ("<ipAddress>203.0.113.7</ipAddress>" if self.public else ""),
             lifecycle=f"<instanceLifecycle>{self.lifecycle}</instanceLifecycle>" if self.lifecycle else "",
+            block=f"<capacityReservationId>{self.block}</capacityReservationId>" if self.block else "",
             tags="".join(f"<item><key>{escape(key)}</key><value>{escape(value)}</value></item>" for key, value in self.tags.items()),
             cards=cards,
             extra=self.extra,
@@ -148,6 +151,7 @@ class Api:
     def __init__(self, fleets: dict[str, list[Instance]], page: int = 1000, regions: tuple[str, ...] = ()) -> None:
         self.requests: list[dict[str, str]] = []
         self.faults: dict[tuple[str, str], list[tuple[int, str, str]]] = {}
+        self.ends: dict[str, str] = {}  # of capacity blocks
         self.regions = regions or tuple(fleets)
         self.fleets = fleets
         self._folder = tempfile.TemporaryDirectory(prefix="ec2-replay-")
@@ -203,6 +207,18 @@ class Api:
         token = f"<nextToken>{start + most}</nextToken>" if start + most < len(known) else ""
         body = f"<instanceSet>{items}</instanceSet>{token}"
         return f"<DescribeInstanceTopologyResponse {XMLNS}>{body}</DescribeInstanceTopologyResponse>".encode()
+
+    def _DescribeCapacityReservations(self, form: dict[str, str], region: str) -> bytes:
+        asked = [value for key, value in form.items() if key.startswith("CapacityReservationId.")]
+        known = {each.block for each in self.fleets[region]}
+        items = ""
+        for each in sorted(known.intersection(asked)):
+            end = f"<endDateType>limited</endDateType><endDate>{self.ends[each]}</endDate>" if each in self.ends else ""
+            items += (
+                f"<item><capacityReservationId>{each}</capacityReservationId><reservationType>capacity-block</reservationType>{end}</item>"
+            )
+        body = f"<capacityReservationSet>{items}</capacityReservationSet>"
+        return f"<DescribeCapacityReservationsResponse {XMLNS}>{body}</DescribeCapacityReservationsResponse>".encode()
 
     def _AssumeRole(self, form: dict[str, str], region: str) -> bytes:
         key = "ASIA" + form["RoleArn"].split(":")[4]

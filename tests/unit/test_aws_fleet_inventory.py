@@ -144,6 +144,52 @@ def test_other_roles_accelerators_and_pcs(read) -> None:
     assert groups_of(found, "cpu") == common | {"muster_type_m7i_8xlarge", "muster_resource_cr_1"}
 
 
+BLOCK, ULTRA = "cr-0000000000000b10c", "cr-000000000000u1tra"
+
+
+def blocks() -> list[Instance]:
+    of_block = [
+        Instance(f"0000000000002{n}", tags={"Name": f"cb-{n}"}, lifecycle="capacity-block", block=BLOCK, ip=f"10.0.2.{n}") for n in (1, 2)
+    ]
+    ultra = Instance("00000000000030", "p6e-gb200.36xlarge", {"Name": "gb"}, lifecycle="capacity-block", block=ULTRA, ip="10.0.2.9")
+    odcr = Instance("00000000000031", tags={"Name": "odcr"}, block="cr-00000000000000001", ip="10.0.2.8")
+    return [*of_block, ultra, odcr]
+
+
+@pytest.mark.parametrize("options", [{}, {"variables": ["instance_id"]}, {"hostvars_prefix": "ec2_"}])
+def test_hosts_of_a_capacity_block_know_when_they_go(read, tmp_path: Path, options: dict[str, object]) -> None:
+    cache = {"cache": True, "cache_plugin": "jsonfile", "cache_connection": str(tmp_path / "cache")}
+    with Api({"us-east-1": blocks()}) as api:
+        api.ends = {BLOCK: "2026-12-01T11:30:00.000Z", ULTRA: "2026-12-02T11:30:00.000Z"}
+        cold = read(api, hostnames=["tag:Name"], **options, **cache)
+        asked = [each for each in api.requests if each["Action"] == "DescribeCapacityReservations"]
+        warm = read(api, hostnames=["tag:Name"], **options, **cache)
+        assert actions(api) == ["DescribeInstances", "DescribeCapacityReservations"]
+    for found in (cold, warm):
+        ends = {name: host.vars.get("muster_stop_at") for name, host in found.hosts.items()}
+        # EC2 begins half an hour before the end, and an hour with UltraServers.
+        assert ends == {"cb-1": "2026-12-01T11:00:00Z", "cb-2": "2026-12-01T11:00:00Z", "gb": "2026-12-02T10:30:00Z", "odcr": None}
+    assert [value for key, value in asked[0].items() if key.startswith("CapacityReservationId.")] == [BLOCK, ULTRA]
+
+
+def test_without_a_capacity_block_nobody_asks_for_one(read) -> None:
+    with Api({"us-east-1": [GPU, OWN, blocks()[-1]]}) as api:
+        read(api)
+        assert actions(api) == ["DescribeInstances"]
+
+
+def test_an_end_that_may_not_be_asked_for_is_a_warning(read, warnings, tmp_path: Path) -> None:
+    cache = {"cache": True, "cache_plugin": "jsonfile", "cache_connection": str(tmp_path / "cache")}
+    with Api({"us-east-1": blocks()[:2]}) as api:
+        api.ends = {BLOCK: "2026-12-01T11:30:00.000Z"}
+        api.faults["DescribeCapacityReservations", "us-east-1"] = [(403, "UnauthorizedOperation", "You are not authorized.")]
+        found = read(api, hostnames=["tag:Name"], **cache)
+        assert set(found.hosts) == {"cb-1", "cb-2"} and "muster_stop_at" not in found.hosts["cb-1"].vars
+        assert len(warnings) == 1 and "DescribeCapacityReservations" in warnings[0] and "us-east-1" in warnings[0]
+        # It is not remembered.
+        assert read(api, hostnames=["tag:Name"], **cache).hosts["cb-1"].vars["muster_stop_at"] == "2026-12-01T11:00:00Z"
+
+
 def test_the_topology_of_many(read) -> None:
     many = fleet(250)
     for each in many:

@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
+from pathlib import Path
+
 import pytest
+import yaml
+from ansible.parsing.dataloader import DataLoader
+from ansible.template import Templar, trust_as_template
 
 from ansible_collections.muster.fleet.plugins.module_utils import job
 
@@ -72,3 +77,19 @@ def test_more_ranks_than_cpus_is_refused():
     job.check_fits(document, {"a": 2, "b": 4})
     with pytest.raises(job.JobError, match="2 ranks of 1 CPUs on each of 2 nodes, and 1 of the 2 nodes"):
         job.check_fits(document, {"a": 1, "b": 2})
+
+
+@pytest.mark.parametrize(
+    ("nodes", "told"),
+    [
+        ({"c1": "2026-12-01T11:00:00Z", "c2": None, "c3": "2026-12-01T11:00:00Z", "c4": 1796000000}, ["2026-12-01T11:00:00Z", 1796000000]),
+        ({"c1": None}, []),
+        ({}, []),
+    ],
+)
+def test_a_job_is_told_when_its_nodes_are_taken_away(nodes, told):
+    tasks = yaml.safe_load((Path(__file__).parents[2] / "playbooks/tasks/run_job.yml").read_text())
+    text = tasks[0]["block"][0]["muster.fleet.slurm_job"]["stop_at"]
+    hostvars = {name: {"muster_stop_at": at} if at else {} for name, at in nodes.items()}
+    variables = {"groups": {"muster_compute": list(nodes)} if nodes else {}, "hostvars": hostvars}
+    assert Templar(loader=DataLoader(), variables=variables).template(trust_as_template(text)) == told

@@ -127,9 +127,9 @@ def test_the_newest_live_job_of_a_name():
     assert slurm.newest_live("", "muster:a:1") is None
 
 
-def rendered(**change):
+def rendered(stop_at=(), **change):
     document = job.load({"name": "t", "command": ["python", "-c", "print('$HOME')"], **change})
-    return slurm.render_sbatch(document, job.identity(document), "/fsx/muster/jobs/t")
+    return slurm.render_sbatch(document, job.identity(document), "/fsx/muster/jobs/t", stop_at)
 
 
 def test_a_script_has_its_options_before_its_commands():
@@ -165,6 +165,40 @@ def test_every_script_is_bash_and_runs_the_words_it_was_given(tmp_path):
     assert 'TOKEN=it\'s a "secret"\n' in seen
     assert 'QUOTED=it\'s $(false) "q"\n' in seen
     assert "MASTER_ADDR=node-1\nMASTER_PORT=20041\n" in seen or ("MASTER_ADDR=node-1" in seen and "MASTER_PORT=20041" in seen)
+
+
+LIMIT, PAST = 4_000_000_000, "2020-01-01T00:00:00Z"  # the job's time limit ends it in 2096
+
+
+@pytest.mark.parametrize(
+    ("stop_at", "seen"),
+    [
+        ([], LIMIT),
+        (["2090-01-01T00:00:00Z", "2090-01-01T06:00:00"], 3_786_912_000),
+        (["2090-01-01T02:00:00+02:00"], 3_786_912_000),
+        (["3786912000.5", PAST], 3_786_912_000),
+        ([PAST], LIMIT),  # requeued: it has other nodes
+        (["2099-01-01T00:00:00Z"], LIMIT),
+    ],
+)
+def test_a_job_is_told_of_the_first_end(tmp_path, stop_at, seen):
+    for name, body in {"scontrol": "echo node-1", "srun": 'echo "$MUSTER_STOP_AT"'}.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+    environment = {
+        "PATH": f"{tmp_path}:/usr/bin:/bin",
+        "SLURM_JOB_ID": "41",
+        "SLURM_JOB_NODELIST": "node-1",
+        "SLURM_JOB_END_TIME": str(LIMIT),
+    }
+    done = subprocess.run(["bash"], input=rendered(stop_at), env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{seen}\n", "")
+
+
+@pytest.mark.parametrize("text", ["tomorrow", "", "-5", "2026-13-01T00:00:00Z"])
+def test_an_end_that_is_no_time(text):
+    with pytest.raises(job.JobError, match=r"muster_stop_at is '.*'; write seconds since 1970 or a time such as"):
+        rendered([text])
 
 
 def test_a_missing_secret_ends_the_job_by_name():
