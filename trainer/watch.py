@@ -103,11 +103,11 @@ class Watch:
         return hang_sentence(told, self.timeout_s, self.folder)
 
     def claim(self) -> bool:
-        """True on one rank: the first that fails. Where rank 0 can no longer be asked, true on rank 1."""
+        """True on one rank: the first that fails. Where rank 0 can no longer be asked, true on rank 1 and on the first of each host."""
         try:
             return self.store.add("failed", 1) == 1
         except Exception:
-            return self.rank <= 1
+            return self.rank == 1 or (os.environ.get("LOCAL_RANK") or os.environ.get("SLURM_LOCALID")) == "0"
 
     def explain(self, error: BaseException, advice: str) -> TrainerError | None:
         """The sentence for what torch raised, None where it is none of the expected failures."""

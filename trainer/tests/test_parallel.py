@@ -28,6 +28,7 @@ from trainer.launch import Ranks, StopFlag, join
 from trainer.layout import Layout
 from trainer.metrics import logger
 from trainer.models import shape_of
+from trainer.optim import adamw
 from trainer.train import Run
 from trainer.watch import Watch
 
@@ -148,6 +149,25 @@ def test_float8_is_near_the_exact_product() -> None:
         assert (one - other).norm() / other.norm() < 0.1
     # Sizes that the tensor cores do not take are computed as before.
     torch.testing.assert_close(fp8.float8_linear(x[:, :3], weight), F.linear(x[:, :3], weight))
+
+
+def test_float8_trains_as_bf16_does(alone: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the products that a CPU computes in place of the tensor cores'."""
+    monkeypatch.setattr(parallel, "precision_of", lambda config, _: (config.precision, ""))
+    losses = {}
+    for precision in ("bf16", "float8"):
+        one = engine(precision=precision, initializer_range=0.02, lr=3e-3)
+        optimizer = adamw(one.model, one.config)
+        found = []
+        for _ in range(20):
+            found.append(one.forward_backward(SAMPLES).item())
+            one.clip(1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+        losses[precision] = found
+    assert losses["bf16"][-1] < losses["bf16"][0] - 0.5, "nothing was learned, so nothing is compared"
+    assert losses["float8"] == pytest.approx(losses["bf16"], rel=0.02)
+    assert losses["float8"] != losses["bf16"], "nothing was computed in float8"
 
 
 def test_float8_is_for_the_linear_layers_of_a_block() -> None:

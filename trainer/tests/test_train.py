@@ -27,7 +27,7 @@ from trainer.config import TrainConfig
 from trainer.launch import EXIT_STOPPED, Ranks, join
 from trainer.llama import Llama
 from trainer.models import shape_of
-from trainer.optim import learning_rate
+from trainer.optim import adamw, learning_rate
 from trainer.parallel import build
 
 
@@ -203,7 +203,21 @@ def test_ranks_read_disjoint_samples_that_are_the_whole_step(tokens: Path) -> No
     assert bytes(whole[0].tolist()) == text[first : first + 129]
 
 
+def test_norms_are_not_decayed() -> None:
+    model = Llama(shape_of("tiny", "llama_v3", {}))
+    decay = {
+        id(value): group["weight_decay"] for group in adamw(model, TrainConfig(weight_decay=0.3)).param_groups for value in group["params"]
+    }
+    assert {name: decay[id(value)] for name, value in model.named_parameters()} == {
+        name: 0 if "norm" in name else 0.3 for name, _ in model.named_parameters()
+    }
+
+
 def test_the_learning_rate() -> None:
     config = TrainConfig(lr=1.0, min_lr=0.1, max_steps=100, warmup=0.1)
     assert [learning_rate(config, step) for step in (1, 10, 55, 100, 200)] == [pytest.approx(value) for value in (0.1, 1.0, 0.55, 0.1, 0.1)]
     assert learning_rate(TrainConfig(lr=1.0, min_lr=0.0, max_steps=100, warmup=0.0, lr_decay_style="linear"), 25) == pytest.approx(0.75)
+    held = TrainConfig(lr=1.0, min_lr=0.01, max_steps=100, warmup=0.1, plateau=0.4, lr_decay_style="exponential")
+    assert [learning_rate(held, step) for step in (10, 50, 75, 100)] == [pytest.approx(value) for value in (1.0, 1.0, 0.1, 0.01)]
+    constant = TrainConfig(lr=1.0, min_lr=0.1, max_steps=100, warmup=0.0, lr_decay_style="constant")
+    assert {learning_rate(constant, step) for step in (1, 50, 100)} == {1.0}

@@ -59,18 +59,61 @@ def test_a_hang_ends_with_the_rank_that_the_others_wait_for(tmp_path: Path, toke
     assert recorded.get("entries"), "the flight recorder has nothing"
 
 
-def test_a_killed_rank_ends_the_others_with_one_sentence(tmp_path: Path, tokens: Path) -> None:
-    job = train(2, tmp_path, tokens, 100_000)
+@pytest.mark.parametrize("killed", [0, 1])  # 0 has the store, which the others can no longer ask who of them is to speak
+def test_a_killed_rank_ends_the_others_with_one_sentence(killed: int, tmp_path: Path, tokens: Path) -> None:
+    job = train(4, tmp_path, tokens, 100_000)
     wait_for_step(tmp_path, 3)
-    os.kill(job.processes[1].pid, signal.SIGKILL)
-    assert job.end() == [1, -signal.SIGKILL]
-    assert (
-        job.output()
-        .splitlines()[-1]
-        .endswith("look at that rank's last line, then start the job again; it goes on from the newest checkpoint")
-    )
-    assert "because another rank ended or its network failed" in job.output()
-    assert "Traceback" not in job.output()
+    os.kill(job.processes[killed].pid, signal.SIGKILL)
+    assert job.end() == [-signal.SIGKILL if rank == killed else 1 for rank in range(4)]
+    output = "".join(job.output(rank) for rank in range(4))
+    (said,) = [line for line in output.splitlines() if line.startswith("trainer: ")]
+    assert "because another rank ended or its network failed" in said
+    assert said.endswith("look at that rank's last line, then start the job again; it goes on from the newest checkpoint")
+    assert "Traceback" not in output
+
+
+@pytest.mark.parametrize(
+    ("rank", "env", "speaks"),
+    [
+        (1, {"LOCAL_RANK": "1"}, True),
+        (2, {"LOCAL_RANK": "2"}, False),
+        (8, {"LOCAL_RANK": "0"}, True),
+        (8, {"SLURM_LOCALID": "0"}, True),
+        (9, {"SLURM_LOCALID": "1"}, False),
+    ],
+)
+def test_when_the_first_host_is_gone_each_other_one_speaks(
+    rank: int, env: dict[str, str], speaks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost = watch.Watch.__new__(watch.Watch)
+    lost.rank, lost.store = rank, torch.distributed.HashStore()
+    monkeypatch.setattr(torch.distributed.HashStore, "add", lambda *_: 1 / 0)
+    for name in ("LOCAL_RANK", "SLURM_LOCALID"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    assert lost.claim() is speaks
+
+
+def test_out_of_memory_on_a_gpu_and_in_a_library_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = watch.Watch.__new__(watch.Watch)
+    told.rank, told.step = 3, 6
+    monkeypatch.setattr(told, "claim", lambda: True)
+    for error, wanted in (
+        (
+            torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of"),
+            " (2.50 GiB more wanted)",
+        ),
+        (
+            RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: you tried to allocate 99 bytes."),
+            " (99 bytes",
+        ),
+        (MemoryError(), ": do this"),
+    ):
+        said = told.explain(error, "do this")
+        assert str(said).startswith(f"rank 3 on {HOST} ran out of memory in step 7{wanted}")
+        assert str(said).endswith(": do this")
+    assert told.explain(RuntimeError("something else"), "do this") is None
 
 
 def test_out_of_memory_says_what_to_change(tmp_path: Path, tokens: Path) -> None:
