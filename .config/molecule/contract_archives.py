@@ -394,6 +394,11 @@ struct spank_option spank_options[] = {
     {"container-mounts", "SRC:DST", "[pyxis] bind mounts inside the container", 1, 0, wanted},
     SPANK_OPTIONS_TABLE_END
 };
+/* Slurm refuses a plugin without a single callback. */
+int slurm_spank_init(spank_t spank, int argc, char **argv)
+{
+    return 0;
+}
 """
 PYXIS_MAKEFILE = """
 prefix ?= /usr/local
