@@ -182,6 +182,7 @@ if [ -n "$check" ]; then
             { echo "Error: signature of $package is bad"; exit 1; }
     done
     rm -rf "$home"
+    echo "= Signatures of all packages are good ="
 fi
 [ -n "$yes" ] || { echo "Do you want to continue? [y/N]"; exit 1; }
 if [ -n "$kmod" ] && ! [ -e "/lib/modules/$(uname -r)/build" ]; then
@@ -556,6 +557,9 @@ def cuda_repository(archives: Archives, version: str = "595.112.07") -> None:
         deb("nvidia-imex", f"{version}-1", imex),
         deb("nvlsm", "2026.10.1-1", {"/usr/share/doc/nvlsm/README": LABEL.format("nvlsm") + "\n"}),
         deb("datacenter-gpu-manager-4-cuda13", "1:4.7.0-1", dcgm),
+        deb("datacenter-gpu-manager-4-cuda13", "1:4.99.0-1", dcgm),
+        # Before version 4 the same program was another package's, and neither names the other.
+        deb("datacenter-gpu-manager", "1:3.3.9", dcgm),
     ]
     for arch in ("x86_64", "sbsa"):
         archives.apt_repository(url.format(system="debian13", arch=arch), debs)

@@ -16,13 +16,15 @@ def test_slurm_has_the_options_and_jobs_run_without_them(host):
 
 
 def test_a_job_that_asks_for_a_container_never_runs_outside_of_one(host):
-    done = host.run(f"{RUN} --container-image=debian:13 echo ran")
-    assert done.rc != 0
-    assert "ran" not in done.stdout
+    # srun ends with 255 then, which the connection would take for its own.
+    done = host.run(f"{RUN} --container-image=debian:13 echo ran || echo refused")
+    assert done.stdout == "refused\n"
+    assert "contract archive" in done.stderr
 
 
 def test_it_is_built_for_the_slurm_of_the_node(host):
-    assert "slurm " + host.file("/usr/lib/muster/pyxis/built-for").content_string.strip() == host.check_output("srun --version")
+    built = host.file("/usr/lib/muster/pyxis/built-for").content_string.strip()
+    assert built and built == host.check_output("srun --version").split()[-1]
     assert host.file("/etc/slurm/plugstack.conf").content_string.splitlines()[-1] == f"required {PLUGIN}"
 
 

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import re
+
 
 def test_the_program_finds_no_disk_of_the_model(host):
     said = host.run("muster-scratch --path=/scratch '--model=Amazon EC2 NVMe Instance Storage' --filesystem=xfs")
@@ -13,6 +15,13 @@ def test_the_program_finds_no_disk_of_the_model(host):
 
 def test_systemd_understands_the_unit_and_skips_it_in_a_container(host):
     assert host.run("systemd-analyze verify /etc/systemd/system/muster-scratch.service").stderr == ""
+    shown = host.check_output("systemctl cat muster-scratch")
+    # Docker and Slurm start on the file system, not below it; its disks' model has spaces in it.
+    wanted = {"Before=docker.service containerd.service slurmd.service", "RemainAfterExit=yes", "WantedBy=multi-user.target"}
+    assert wanted <= set(shown.splitlines())
+    [words] = re.findall(r"argv\[\]=(.*?) ;", host.check_output("systemctl show --property=ExecStart muster-scratch"))
+    assert words.split(" --")[1:] == ["path=/scratch", "model=Amazon EC2 NVMe Instance Storage", "filesystem=xfs", "options=noatime"]
+    assert '"--model=Amazon EC2 NVMe Instance Storage"' in shown
     started = host.run("systemctl start muster-scratch; systemctl show --property=ConditionResult,ActiveState muster-scratch")
     assert sorted(started.stdout.split()) == ["ActiveState=inactive", "ConditionResult=no"]
 

@@ -16,9 +16,16 @@ def test_the_modules_are_those_of_the_kernel(host):
 
 def test_the_file_system_is_mounted_by_its_first_use_and_before_slurm(host):
     mount = host.file("/etc/systemd/system/lustre-data.mount").content_string.splitlines()
-    assert "What=fs-0123456789abcdef0.fsx.us-east-1.amazonaws.com@tcp:/abcdefgh" in mount
-    assert "Options=noatime,flock,_netdev,localflock" in mount
-    assert "After=network-online.target" in mount
+    assert {
+        "Wants=network-online.target",
+        "After=network-online.target",
+        "Before=slurmd.service slurmctld.service",
+        "What=fs-0123456789abcdef0.fsx.us-east-1.amazonaws.com@tcp:/abcdefgh",
+        "Where=/lustre/data",
+        "Type=lustre",
+        "Options=noatime,flock,_netdev,localflock",
+        "TimeoutSec=90",
+    } <= set(mount)
     automount = host.file("/etc/systemd/system/lustre-data.automount").content_string.splitlines()
     assert {"Where=/lustre/data", "Before=slurmd.service slurmctld.service", "WantedBy=multi-user.target"} <= set(automount)
     units = "/etc/systemd/system/lustre-data.mount /etc/systemd/system/lustre-data.automount"

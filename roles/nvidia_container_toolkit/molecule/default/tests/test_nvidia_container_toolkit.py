@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 PACKAGES = ("nvidia-container-toolkit", "nvidia-container-toolkit-base", "libnvidia-container-tools", "libnvidia-container1")
 
@@ -28,6 +29,8 @@ def test_the_cdi_specification_is_made_by_the_node(host):
     assert host.service("nvidia-cdi-refresh.path").is_enabled
     assert host.service("nvidia-cdi-refresh.path").is_running
     assert host.service("nvidia-cdi-refresh.service").is_enabled
+    [(read, _flags)] = re.findall(r"EnvironmentFiles=(\S+) (.*)", host.check_output("systemctl show nvidia-cdi-refresh.service"))
+    assert host.file(read).content_string.splitlines()[1:] == ["NVIDIA_CTK_CDI_GENERATE_DISABLED_HOOKS=all"]
     assert not host.file("/etc/cdi").exists
     assert not host.file("/var/run/cdi/nvidia.yaml").exists
 
