@@ -22,8 +22,9 @@ def test_a_user_finds_it(host, command, answer):
     assert host.check_output(f"runuser -u nobody -- env PATH=/usr/local/bin:/usr/bin:/bin {command}") == answer
 
 
-def test_nothing_that_was_fetched_stays(host):
+def test_nothing_that_was_fetched_and_no_older_version_stays(host):
     assert not host.file("/var/tmp/muster-cloud-tools").exists
+    assert set(host.file("/usr/local/aws-cli/v2").listdir()) == {"2.36.11", "current"}
 
 
 def test_manifest_has_the_versions(host):
