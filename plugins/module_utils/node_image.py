@@ -101,6 +101,16 @@ def ensure_image(engine: Engine, image: NodeImage, cache: Path) -> bool:
     return True
 
 
+def name_newest(engine: Engine, image: NodeImage) -> None:
+    """Call the image of a release also localhost/muster-node:RELEASE, under which others build on it."""
+    if image.reference:
+        return
+    alias = image.name.rpartition("-")[0]
+    ids = [engine.run(engine.argv("image", "inspect", "--format={{.Id}}", each)).stdout for each in (image.name, alias)]
+    if ids[0] != ids[1]:
+        engine.change("tag", image.name, alias)
+
+
 def _build(engine: Engine, image: NodeImage, archive: Path) -> None:
     part = archive.with_suffix(".part.tar")
     argv = [*engine.prefix, *image.build_argv(part)]

@@ -9,7 +9,8 @@ module: image_seal
 short_description: Make a machine ready to become an image
 version_added: 0.1.0
 description:
-  - Writes V(/etc/muster/sbom.cdx.json), a CycloneDX list of what the manifest says is installed.
+  - Brings the package inventory of V(/etc/muster/manifest.json) up to date, and writes V(/etc/muster/sbom.cdx.json), a CycloneDX list of
+    what it says is installed.
   - Then takes out what belongs to one machine or to who built it, which is its identity, host keys, secrets that packages generated,
     state of cloud-init and of the Systems Manager agent, authorised keys, histories and logs, and looks again whether it is gone.
   - After it nobody can log in by key any more, so it comes last; connections that are open stay so.
@@ -78,6 +79,14 @@ def read(path):
         return ""
 
 
+def write(module, path, text):
+    temporary = os.path.join(module.tmpdir, "image_seal")
+    with open(temporary, "w", encoding="utf-8") as handle:
+        handle.write(text)
+    module.atomic_move(temporary, path)
+    os.chmod(path, 0o644)
+
+
 def main():
     module = AnsibleModule(
         argument_spec={
@@ -98,11 +107,8 @@ def main():
         changed = text != read(root + logic.SBOM)
         if not module.check_mode:
             if changed:
-                temporary = os.path.join(module.tmpdir, "sbom.json")
-                with open(temporary, "w", encoding="utf-8") as handle:
-                    handle.write(text)
-                module.atomic_move(temporary, root + logic.SBOM)
-                os.chmod(root + logic.SBOM, 0o644)
+                write(module, root + manifest.PATH, manifest.render(document))
+                write(module, root + logic.SBOM, text)
             logic.clean(root)
     except (logic.SealError, manifest.ManifestError) as error:
         module.fail_json(msg=str(error))

@@ -25,7 +25,7 @@ options:
     description:
       - V(present) creates what is missing and starts what is stopped. What runs is left untouched.
       - V(absent) removes the fleet with its network, or only the O(nodes) that are named.
-      - V(image) only sees that the image of the nodes is there.
+      - V(image) only sees that the image of the nodes is there, also by the name C(localhost/muster-node:RELEASE), for images made on it.
       - V(started), V(stopped), V(killed) and V(paused) bring the named nodes, or all, into that state, as tests of faults need it.
     type: str
     choices: [present, absent, image, started, stopped, killed, paused]
@@ -186,7 +186,7 @@ from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.muster.fleet.plugins.module_utils.container_engine import NodeContainerError, find_engine, learn_to_start
 from ansible_collections.muster.fleet.plugins.module_utils.node_container import Fleet, check_nodes, layout_nodes, read_record
-from ansible_collections.muster.fleet.plugins.module_utils.node_image import NodeImage, ensure_image
+from ansible_collections.muster.fleet.plugins.module_utils.node_image import NodeImage, ensure_image, name_newest
 from ansible_collections.muster.fleet.plugins.module_utils.places import cache_dir, state_dir
 
 NODE_OPTIONS = {
@@ -266,6 +266,7 @@ def apply(params: dict, check_mode: bool) -> dict:
         changed, after = bool(gone), {name: before[name] for name in before if name not in gone}
     elif state == "image":
         changed, after = ensure_image(engine, image, cache), before
+        name_newest(engine, image)
         learn_to_start(engine, image.name, cache)
     else:
         touched = fleet.set_state(state, names, params["wait_timeout"])

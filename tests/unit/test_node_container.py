@@ -621,3 +621,14 @@ def test_free_disk_of_a_folder_that_only_root_may_see(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(container_engine.shutil, "disk_usage", forbidden)
     assert container_engine.free_disk_mib(str(tmp_path / "containers/storage")) > 0
+
+
+@pytest.mark.parametrize(
+    ("alias", "tags"), [(Finished(125, "", "no such image"), 1), (Finished(0, "old\n", ""), 1), (Finished(0, "new\n", ""), 0)]
+)
+def test_the_newest_image_of_a_release_has_a_name_without_its_hash(alias: Finished, tags: int) -> None:
+    image, short = NodeImage(), "localhost/muster-node:trixie"
+    asked = "podman image inspect --format={{.Id}} "
+    made = engine(run=FakeRun({asked + image.name: Finished(0, "new\n", ""), asked + short: alias, "podman tag": Finished(0, "", "")}))
+    node_image.name_newest(made, image)
+    assert made.commands == [f"podman tag {image.name} {short}"] * tags

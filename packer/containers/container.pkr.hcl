@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright: the Muster developers
+# packer build -var-file=packer/containers/slurm-node.pkrvars.hcl packer/containers
+packer {
+  required_version = ">= 1.14.0"
+  required_plugins {
+    ansible = {
+      source  = "github.com/hashicorp/ansible"
+      version = ">= 1.0.3"
+    }
+    docker = {
+      source  = "github.com/hashicorp/docker"
+      version = ">= 1.1.0"
+    }
+  }
+}
+
+locals {
+  name    = "muster-${var.purpose}-${formatdate("YYYYMMDD-hhmmss", timestamp())}-${substr(uuidv4(), 0, 4)}"
+  project = abspath("${path.root}/../..")
+  results = var.results != "" ? abspath(var.results) : "${local.project}/images/${local.name}"
+  # What make setup made, also where its environment is not activated.
+  bin = fileexists("${local.project}/.venv/bin/ansible-playbook") ? "${local.project}/.venv/bin/" : ""
+
+  variables = merge(
+    {
+      muster_container     = { components = var.components, base = var.base }
+      muster_image_results = local.results
+    },
+    var.stack != "" ? { muster_stack_name = var.stack } : {},
+    jsondecode(var.ansible_variables),
+  )
+}
+
+source "docker" "image" {
+  docker_path = var.docker_path
+  image       = var.base
+  pull        = length(regexall("^localhost/", var.base)) == 0
+  exec_user   = "root"
+  run_command = concat(["-d", "-i", "-t", "--entrypoint=/bin/sh"], var.run_options, ["--", "{{.Image}}"])
+  commit      = true
+  changes = [
+    "ENTRYPOINT []",
+    "CMD ${jsonencode(var.command)}",
+    "LABEL muster.purpose=${var.purpose}",
+    "LABEL muster.base=${var.base}",
+  ]
+}
+
+build {
+  sources = ["source.docker.image"]
+
+  # No systemd runs in a container that is built; what a role asks of it is answered from the files of the units.
+  provisioner "file" {
+    source      = "${path.root}/systemctl.sh"
+    destination = "/usr/local/sbin/systemctl"
+  }
+
+  provisioner "shell" {
+    inline = [
+      "chmod 755 /usr/local/sbin/systemctl",
+      "command -v python3 >/dev/null || { apt-get -qq update && apt-get -qq install --no-install-recommends python3 >/dev/null; } || dnf -qy install python3 || { echo 'The base has no python3, and neither apt-get nor dnf brings one; take another base.' >&2; exit 1; }",
+    ]
+  }
+
+  # By the proxy: Ansible itself has no connection to docker or podman. Its key is an RSA one and signs as OpenSSH no longer does by itself.
+  provisioner "ansible" {
+    command       = "${local.bin}ansible-playbook"
+    playbook_file = "${local.project}/playbooks/container.yml"
+    user          = "root"
+    groups        = var.groups
+    ansible_env_vars = [
+      "ANSIBLE_CONFIG=${local.project}/ansible.cfg", "ANSIBLE_HOST_KEY_CHECKING=False", "ANSIBLE_SSH_TRANSFER_METHOD=piped",
+      "ANSIBLE_SSH_EXTRA_ARGS=-o HostKeyAlgorithms=+ssh-rsa -o PubkeyAcceptedAlgorithms=+ssh-rsa",
+    ]
+    # Packer would run what stands in double braces, which is for Ansible.
+    extra_arguments = ["--extra-vars", replace(jsonencode(local.variables), "{{", "{\\u007b")]
+  }
+
+  provisioner "shell" {
+    inline = ["rm -rf /usr/local/sbin/systemctl /root/.ansible /tmp/*"]
+  }
+
+  post-processors {
+    post-processor "manifest" {
+      output = "${local.results}/packer.json"
+    }
+
+    post-processor "shell-local" {
+      command = "'${local.bin}python3' '${path.root}/publish.py' '${local.results}' '${var.purpose}' '${var.docker_path}' '${var.prefix}' '${var.repository}'"
+    }
+  }
+}

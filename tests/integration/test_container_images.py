@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright: the Muster developers
+"""Container images by packer build: nodes of slurm-node run srun across each other, nccl-tests over a base that has something already."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from local_cloud import PACKER, ROOT, need_packer
+
+from ansible_collections.muster.fleet.plugins.module_utils.container_engine import Engine, find_engine, recall
+from ansible_collections.muster.fleet.plugins.module_utils.node_container import Fleet
+from ansible_collections.muster.fleet.plugins.module_utils.places import cache_dir, state_dir
+
+pytestmark = pytest.mark.engine
+
+BIN = ROOT / ".venv/bin"
+NAME = f"cimage{os.getpid()}"
+PREFIX = f"localhost/{NAME}"
+OWN = "localhost/muster-node:trixie"
+ONLY_SLURM = ["common", "slurm"]
+# What decides what is installed must be the same for the image and for the nodes, or they install it again.
+VARIABLES = {"common_ca_certificates": "{{ query('ansible.builtin.fileglob', '/usr/local/share/ca-certificates/*.crt') }}"}
+
+
+class Images:
+    """An engine with Muster's own base in it, and packer build and playbooks against it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.env = {
+            **os.environ,
+            "XDG_STATE_HOME": str(folder / "state"),
+            "PWD": str(folder),
+            "CHECKPOINT_DISABLE": "1",
+            "ANSIBLE_NOCOLOR": "1",
+        }
+        said, code = self.run("ansible", "localhost", "-m", "muster.fleet.node_container", "-a", f"fleet={NAME} state=image")
+        assert code == 0, said
+        self.engine: Engine = find_engine()
+        recall(self.engine, cache_dir(self.env))
+        if self.engine.prefix or self.engine.global_flags:
+            pytest.skip(f"not_run: Packer calls {self.engine.name} without sudo and without options, by which alone it works here")
+
+    def run(self, program: str, *argv: str) -> tuple[str, int]:
+        done = subprocess.run(
+            [str(BIN / program), *argv], cwd=ROOT, env=self.env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, text=True, check=False, timeout=600,
+        )  # fmt: skip
+        return done.stdout, done.returncode
+
+    def build(self, purpose: str, results: str, **variables: object) -> tuple[str, int]:
+        """packer build, with the limits that this machine allows."""
+        options = [f"--ulimit={name}={value}:{value}" for name, value in self.engine.ulimits.items()]
+        given = {
+            "docker_path": self.engine.name,
+            "run_options": options,
+            "prefix": PREFIX,
+            "results": str(self.folder / results),
+            **variables,
+        }
+        texts = [f"-var={name}={value if isinstance(value, str) else json.dumps(value)}" for name, value in given.items()]
+        said, code = self.run(
+            PACKER.name, "build", "-color=false", f"-var-file=packer/containers/{purpose}.pkrvars.hcl", *texts, "packer/containers"
+        )
+        (self.folder / f"{results}.txt").write_text(said)
+        return said, code
+
+    def made(self, said: str) -> str:
+        """The image that `packer build` says it has made, by its name."""
+        return re.findall(r"^==> docker\.image \(shell-local\): (localhost/\S+)$", said, re.MULTILINE)[-1]
+
+    def sh(self, image: str, script: str, folder: str = "/") -> str:
+        """What a script in a container of the image prints."""
+        flags = [
+            "--rm",
+            "--network=none",
+            f"--workdir={folder}",
+            *(f"--ulimit={name}={value}:{value}" for name, value in self.engine.ulimits.items()),
+        ]
+        return self.engine.ask("run", *flags, image, "sh", "-ec", script).strip()
+
+    def size_mib(self, image: str) -> int:
+        return int(self.engine.ask("image", "inspect", "--format={{.Size}}", image)) >> 20
+
+    def containers(self) -> set[str]:
+        return set(self.engine.ask("ps", "--all", "--quiet").split())
+
+    def forget(self) -> None:
+        """Remove the images of this run, which have its name in theirs."""
+        shown = self.engine.ask("images", "--filter", f"reference={PREFIX}/*", "--format={{.Repository}}:{{.Tag}}").split()
+        if shown:
+            self.engine.change("rmi", "--force", *shown)
+
+
+@pytest.fixture(scope="module")
+def images(artifacts) -> Images:
+    need_packer()
+    made = Images(artifacts.folder(NAME))
+    artifacts.leave(f"images of {NAME}", made.forget)
+    return made
+
+
+@pytest.fixture(scope="module")
+def node_image(images: Images) -> str:
+    said, code = images.build("slurm-node", "slurm-node", ansible_variables=json.dumps(VARIABLES))
+    assert code == 0, said[-5000:]
+    return images.made(said)
+
+
+def test_the_image_has_what_its_name_says_and_nothing_of_its_making(images: Images, node_image: str) -> None:
+    results = images.folder / "slurm-node"
+    manifest, parts = (json.loads((results / each).read_text()) for each in ("manifest.json", "sbom.cdx.json"))
+    assert list(manifest["components"]) == ONLY_SLURM
+    assert node_image == f"{PREFIX}/slurm-node:slurm{manifest['components']['slurm']['version']}"
+    assert {each["name"] for each in parts["components"]} == {*ONLY_SLURM, *manifest["packages"]}
+    assert images.sh(node_image, "dpkg-query -W -f '${Package}\\n'").split() == sorted(manifest["packages"])
+    left = "/usr/local/sbin/systemctl /usr/sbin/policy-rc.d /etc/munge/munge.key /etc/ssh/ssh_host_* /root/.ansible /root/.cache"
+    left += " /var/lib/apt/lists/* /var/cache/apt/archives/*.deb /tmp/* /var/tmp/*"
+    assert images.sh(node_image, f"ls -d {left} 2>/dev/null || true") == ""
+    assert images.sh(node_image, "stat -c %s /etc/machine-id") == "0"
+    assert images.sh(node_image, "systemctl --root=/ is-enabled munge slurmd slurmctld || true").split() == ["disabled"] * 3
+    [config] = json.loads(images.engine.ask("image", "inspect", node_image))
+    assert config["Config"]["Cmd"] == ["/sbin/init"]
+    assert config["Config"].get("Entrypoint") in (None, [], [""])
+    assert images.size_mib(node_image) < images.size_mib(OWN) + 500
+
+
+@pytest.fixture(scope="module")
+def fleet(images: Images, node_image: str, artifacts) -> tuple[Fleet, str]:
+    """Two nodes of the image, after provision.yml, and what that said."""
+    inventory = images.folder / "inventory"
+    inventory.mkdir()
+    (inventory / "local_fleet.yml").write_text(json.dumps({"plugin": "muster.fleet.local_fleet", "fleet": NAME, "reference": node_image}))
+    (inventory / "group_vars").symlink_to(ROOT / "inventory/local/group_vars")
+    made = Fleet(NAME, images.engine, state_dir(NAME, images.env), cache_dir(images.env))
+    artifacts.leave(f"fleet {NAME}", lambda: made.absent(remove_state=True))
+    nodes = [
+        {"name": "controller-1", "groups": ["muster_controller", "muster_compute"], "memory": "2500"},
+        {"name": "compute-1", "groups": ["muster_compute"], "memory": "2500"},
+    ]
+    arguments = json.dumps({"fleet": NAME, "nodes": nodes, "image": {"reference": node_image}})
+    said, code = images.run("ansible", "localhost", "-i", str(inventory), "-m", "muster.fleet.node_container", "-a", arguments)
+    assert code == 0, said
+    extra = json.dumps({"muster_fleet": NAME, "muster_components": ONLY_SLURM})
+    said, code = images.run("ansible-playbook", "-i", str(inventory), "playbooks/provision.yml", "-e", extra)
+    (images.folder / "provision.txt").write_text(said)
+    assert code == 0, said[-6000:]
+    return made, said
+
+
+def test_two_containers_of_it_run_srun_across_each_other(fleet: tuple[Fleet, str]) -> None:
+    nodes, said = fleet
+    assert "install | Compare the component with the manifest" in said
+    assert "install_component" not in said
+    for begun_at in ("controller-1", "compute-1"):
+        done = nodes.run_in(begun_at, ["srun", "--nodes=2", "--ntasks-per-node=1", "hostname"])
+        assert sorted(done.stdout.split()) == ["compute-1", "controller-1"], done
+
+
+@pytest.fixture(scope="module")
+def base(images: Images) -> dict[str, str]:
+    """Images of others, as far as stack_facts can tell: one has CUDA, the other an NCCL as well that is newer than the stack's."""
+    script = {
+        "cuda": 'mkdir -p /usr/local/cuda; echo \'{"cuda": {"version": "12.4.1"}}\' >/usr/local/cuda/version.json',
+        "nccl": "mkdir -p /opt/theirs/lib; touch /opt/theirs/lib/libnccl.so.2.99.1; ln -s libnccl.so.2.99.1 /opt/theirs/lib/libnccl.so",
+    }
+    made = {}
+    under = OWN
+    for name, each in script.items():
+        made[name] = f"{PREFIX}/{name}:1"
+        limits = [f"--ulimit={limit}={value}:{value}" for limit, value in images.engine.ulimits.items()]
+        images.engine.change("run", f"--name={NAME}-{name}", "--network=none", *limits, under, "sh", "-ec", each)
+        images.engine.change("commit", f"{NAME}-{name}", made[name])
+        images.engine.change("rm", f"{NAME}-{name}")
+        under = made[name]
+    return made
+
+
+def test_over_a_base_only_what_is_missing_is_added(images: Images, base: dict[str, str]) -> None:
+    """NCCL is Debian's own, the plugin and the tests are small contract archives that stand for the real sources."""
+    archives = images.folder / "contract"
+    subprocess.run([sys.executable, str(ROOT / ".config/molecule/contract_archives.py"), str(archives)], check=True)
+    variables = {"muster_mirror": str(archives), "muster_cache_dir": str(images.folder / "cache"), "nccl_instance_type": "p5.48xlarge"}
+    said, code = images.build(
+        "nccl-tests", "nccl-tests", base=base["cuda"], stack=str(archives / "contract.yml"), ansible_variables=json.dumps(variables),
+        components=["cuda", "nccl", "aws_ofi_nccl", "nccl_tests"],
+    )  # fmt: skip
+    assert code == 0, said[-5000:]
+    image = images.made(said)
+    assert image == f"{PREFIX}/nccl-tests:cuda12.4.1-efa0-ofi1.21.1-nccl2.22.3-tests2.19.6"
+    facts, manifest = (json.loads((images.folder / "nccl-tests" / each).read_text()) for each in ("stack_facts.json", "manifest.json"))
+    assert {name: each["version"] for name, each in facts["base"].items() if name in ("cuda", "nccl")} == {"cuda": "12.4.1"}
+    assert list(manifest["components"]) == ["aws_ofi_nccl", "nccl", "nccl_tests"]
+    # They were built there, and what built them is gone.
+    assert said.count("Take a while to build") == 2
+    assert {"g++", "make", "libtool", "libopenmpi-dev"} & set(manifest["packages"]) == set()
+    assert images.sh(image, "sha256sum --quiet --check .muster-files", folder="/opt/nccl-tests") == ""
+
+
+def test_an_older_nccl_than_the_bases_is_refused_and_nothing_is_left(images: Images, base: dict[str, str]) -> None:
+    before = images.containers()
+    said, code = images.build("nccl-tests", "older", base=base["nccl"])
+    assert code == 1
+    sentence = f"Base {base['nccl']} has nccl 2.99.1, and stack debian-13 would replace it by 2.22.3, which is older; "
+    sentence += "take a stack with 2.99.1 or newer, or leave nccl out."
+    assert sentence in " ".join(said.replace("==> docker.image:", "").split())
+    assert images.containers() == before
+    assert not (images.folder / "older").exists()
