@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright: the Muster developers
+"""A node of a rack has IMEX in the driver's version, and knows the other nodes."""
+
+from __future__ import annotations
+
+import json
+
+testinfra_hosts = ["ansible://compute-2"]
+
+
+def test_imex_has_the_drivers_version(host):
+    assert host.package("nvidia-imex").version == "595.112.07-1"
+    assert "nvidia-imex" in host.check_output("apt-mark showhold").split()
+    manifest = json.loads(host.file("/etc/muster/manifest.json").content_string)
+    assert manifest["components"]["nvidia_fabric"]["version"] == "595.112.07"
+
+
+def test_it_knows_the_nodes_of_its_rack(host):
+    assert host.file("/etc/nvidia-imex/nodes_config.cfg").content_string == "10.0.0.1\n10.0.0.2\n"
+
+
+def test_it_has_nothing_of_switches(host):
+    assert not host.package("nvidia-fabricmanager").is_installed
+    assert not host.file("/etc/modules-load.d/muster-nvlsm.conf").exists

@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright: the Muster developers
+"""A node with NVSwitches of its own has their managers in the driver's version, although the repository has a newer one."""
+
+from __future__ import annotations
+
+import json
+
+testinfra_hosts = ["ansible://compute-1"]
+
+
+def test_the_managers_have_the_drivers_version(host):
+    assert host.package("nvidia-fabricmanager").version == "595.112.07-1"
+    assert host.check_output("nv-fabricmanager --version") == "Fabric Manager version is : 595.112.07"
+    assert host.package("nvlsm").is_installed
+    assert {"nvidia-fabricmanager", "nvlsm"} <= set(host.check_output("apt-mark showhold").split())
+    manifest = json.loads(host.file("/etc/muster/manifest.json").content_string)
+    assert manifest["components"]["nvidia_fabric"]["version"] == "595.112.07"
+
+
+def test_blackwells_subnet_manager_reaches_the_switches(host):
+    assert host.file("/etc/modules-load.d/muster-nvlsm.conf").content_string.splitlines()[-1] == "ib_umad"
+
+
+def test_it_has_nothing_of_a_rack(host):
+    assert not host.package("nvidia-imex").is_installed
+    assert not host.file("/etc/nvidia-imex").exists
