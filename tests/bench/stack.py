@@ -61,6 +61,7 @@ def variables(folder: Path, small: bool) -> dict:
     asked = {
         "muster_components": [role for role in ROLES if not (small and role == "cuda")],
         "kernel_packages": ["linux-headers-amd64"],
+        "nccl_instance_type": "p5.48xlarge",
         "common_ca_certificates": [],
         "muster_cache_dir": str(folder / "cache"),
         "muster_stack_name": "debian-13",
