@@ -110,8 +110,8 @@ def found(**versions: str) -> dict:
     ("base", "install", "kept"),
     [
         ({}, ["cuda", "efa", "nccl", "aws_ofi_nccl", "nccl_tests"], {}),
-        # nvcc numbers itself: it is of 13.2 all the same.
-        ({"cuda": "13.2.51"}, ["efa", "nccl", "aws_ofi_nccl", "nccl_tests"], {"cuda": "13.2.51"}),
+        # Of 13.2 all the same.
+        ({"cuda": "13.2.1"}, ["efa", "nccl", "aws_ofi_nccl", "nccl_tests"], {"cuda": "13.2.1"}),
         ({"cuda": "13.3.20", "nccl": "2.30.7"}, ["efa", "aws_ofi_nccl", "nccl_tests"], {"cuda": "13.3.20", "nccl": "2.30.7"}),
         ({"cuda": "12.9.86", "nccl": "2.9.9"}, ["cuda", "efa", "nccl", "aws_ofi_nccl", "nccl_tests"], {}),
         ({"aws_ofi_nccl": "1.22.0", "efa": "1.52.0"}, ["cuda", "nccl", "nccl_tests"], {"aws_ofi_nccl": "1.22.0", "efa": "1.52.0"}),
