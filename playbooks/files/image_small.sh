@@ -6,11 +6,13 @@ base=/var/tmp/muster-packages-of-the-base
 if command -v dpkg-query >/dev/null; then
     sort -u -o $base $base
     {
-        cat $base
         printf '%s\n' "$@"
         cat /opt/*/.muster-packages 2>/dev/null || true
-    } | sort -u >/var/tmp/muster-packages-to-stay
-    apt-mark showmanual | sed 's/:.*//' | sort -u | comm -23 - /var/tmp/muster-packages-to-stay | xargs --no-run-if-empty apt-mark auto >/dev/null
+    } | sort -u | comm -23 - $base >/var/tmp/muster-packages-to-stay
+    # Some of them came along with what a build needed.
+    xargs --no-run-if-empty apt-mark manual </var/tmp/muster-packages-to-stay >/dev/null
+    apt-mark showmanual | sed 's/:.*//' | sort -u | comm -23 - $base | comm -23 - /var/tmp/muster-packages-to-stay |
+        xargs --no-run-if-empty apt-mark auto >/dev/null
     apt-get --simulate autoremove | sed -n 's/^Remv \([^ :]*\).*/\1/p' | sort -u | comm -23 - $base |
         DEBIAN_FRONTEND=noninteractive xargs --no-run-if-empty apt-get -qq purge >/dev/null
     apt-get clean
