@@ -21,6 +21,7 @@ pytest.importorskip("tokenizers", reason="datasets and tokenizers are not instal
 import numpy as np
 import torch
 
+from trainer import streams
 from trainer.data import Loader, open_source
 from trainer.streams import IGNORED, TOKENIZERS, Bytes, open_tokenizer, reader_of
 
@@ -95,7 +96,9 @@ def test_the_order_does_not_depend_on_the_number_of_ranks(hub: Hub, ranks: int) 
 
 
 @pytest.mark.parametrize(("before", "after"), [(2, 2), (2, 4), (4, 1), (1, 8)])
-def test_a_restart_skips_and_repeats_nothing(hub: Hub, before: int, after: int) -> None:
+def test_a_restart_skips_and_repeats_nothing(hub: Hub, before: int, after: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Few at a time, so that a stream is in the midst of its file, and has been read further than what was taken.
+    monkeypatch.setattr(streams, "DOCUMENTS", 3)
     whole = read(1, 12)
     loaders = [Loader(open_source(config(), 256, CONTEXT), rank, before, 16 // before) for rank in range(before)]
     for loader in loaders:
@@ -105,6 +108,7 @@ def test_a_restart_skips_and_repeats_nothing(hub: Hub, before: int, after: int) 
     for loader in loaders:
         states |= loader.state()
     assert sorted(states) == loaders[0].source.taken(7 * 16)
+    assert all(0 < json.loads(state)["samples"] < 7 * 16 for state in states.values())
     found = []
     for rank in range(after):
         source = open_source(config(), 256, CONTEXT)
