@@ -22,6 +22,9 @@ locals {
   # What make setup made, also where its environment is not activated.
   bin = fileexists("${local.project}/.venv/bin/ansible-playbook") ? "${local.project}/.venv/bin/" : ""
 
+  # What no registry has.
+  own = length(regexall("^localhost/", var.base)) == 1
+
   variables = merge(
     {
       muster_container     = { components = var.components, base = var.base }
@@ -35,9 +38,9 @@ locals {
 source "docker" "image" {
   docker_path = var.docker_path
   image       = var.base
-  pull        = length(regexall("^localhost/", var.base)) == 0
+  pull        = !local.own
   exec_user   = "root"
-  run_command = concat(["-d", "-i", "-t", "--entrypoint=/bin/sh"], var.run_options, ["--", "{{.Image}}"])
+  run_command = concat(["-d", "-i", "-t", "--entrypoint=/bin/sh"], local.own ? ["--pull=never"] : [], var.run_options, ["--", "{{.Image}}"])
   commit      = true
   changes = [
     "ENTRYPOINT []",
