@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -31,6 +32,8 @@ from localcloud import ec2, ssm
 
 AMIS = {"ami-0deb13000000000d1": "trixie", "ami-0deb12000000000d1": "bookworm"}
 REGION = "us-east-1"
+# linux/in.h: an address may be bound that is not there yet.
+IP_FREEBIND = 15
 # Not to be mixed with what the environment says of a real account.
 FOREIGN = ("AWS_PROFILE", "AWS_DEFAULT_PROFILE", "AWS_SESSION_TOKEN", "AWS_SECURITY_TOKEN", "AWS_ROLE_ARN", "AWS_WEB_IDENTITY_TOKEN_FILE")
 
@@ -64,11 +67,13 @@ class Cloud:
         ssm.install(self._machines)
         try:
             self._server = make_server("127.0.0.1", self._port, faults, threaded=True, request_handler=Quiet)
+            self._servers = [self._server, self._for_instances(faults)]
         except (OSError, SystemExit) as error:
             end_cleaner(self._cleaner)
             raise NodeContainerError(f"Port {self._port} cannot be served: leave --port out to take a free one.") from error
-        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
-        self._thread.start()
+        self._threads = [threading.Thread(target=each.serve_forever, daemon=True) for each in self._servers]
+        for each in self._threads:
+            each.start()
         self.env = {
             "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self._server.server_port}",
             "AWS_ACCESS_KEY_ID": "localcloud",
@@ -82,10 +87,21 @@ class Cloud:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        for server, thread in zip(self._servers, self._threads, strict=True):
+            server.shutdown()
+            server.server_close()
+            thread.join()
         end_cleaner(self._cleaner)
+
+    def _for_instances(self, app: Any) -> Any:
+        """The same at the first address of the instances' network, which is there as soon as one of them is."""
+        host, port = self._machines.gateway(), self._server.server_port
+        with socket.socket() as bound:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            bound.setsockopt(socket.IPPROTO_IP, IP_FREEBIND, 1)
+            bound.bind((host, port))
+            bound.listen(128)
+            return make_server(host, port, app, threaded=True, request_handler=Quiet, fd=bound.fileno())
 
     @staticmethod
     def outside(env: Mapping[str, str]) -> dict[str, str]:

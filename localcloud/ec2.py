@@ -8,10 +8,11 @@ moto has no place to hang such things, so its functions are wrapped: each wrappe
 from __future__ import annotations
 
 import base64
+import contextlib
 import functools
 import hashlib
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -64,6 +65,8 @@ def install(machines: Any, faults: Any) -> None:
         (AmiBackend, "deregister_image", deregister_image),
     ):
         wrapped(each, name, wrapper)
+    # Whether it never boots; whether it has a machine, which moto does not wait for before it calls an instance running.
+    Instance.dead, Instance.settled = False, False  # type: ignore[attr-defined]
     mappings = Ami.block_device_mappings.fget
     Ami.block_device_mappings = property(lambda ami: encrypted_mappings(mappings(ami), ami))  # type: ignore[assignment]
     for status in ("instance_status", "system_status"):
@@ -197,7 +200,12 @@ def run_instances(former: Callable, response: EC2Response) -> ActionResult:
     found["MetadataOptions"] = {**template.get("MetadataOptions", {}), **(ask("MetadataOptions") or {})}
     response._localcloud = found  # type: ignore[attr-defined]
     answer = former(response)
+    unknown = unknown_key(response, [*(template.get("BlockDeviceMappings") or ()), *(ask("BlockDeviceMappings") or ())])
     for instance in answer.result.instances:
+        if unknown:
+            # As AWS does: the request is taken, and what it started ends.
+            instance.terminate()
+            instance.state_reason = StateReason(f"Client.InvalidKMSKey.InvalidState: {unknown}", "Client.InvalidKMSKey.InvalidState")
         instance.placement.group_name = group or ""
         instance.capacity_reservation_id = reservation
         instance.capacity_reservation_specification = specification or None
@@ -262,6 +270,7 @@ def boot_one(instance: Instance) -> str:
         return str(error)
     nic.private_ip_address = address
     nic.private_ip_addresses = [{"Primary": True, "PrivateIpAddress": address}]
+    instance.settled = True  # type: ignore[attr-defined]
     return ""
 
 
@@ -288,22 +297,33 @@ def stop(former: Callable, instance: Instance) -> InstanceState:
 
 def reboot(former: Callable, instance: Instance) -> None:
     if instance.state == "running" and not instance.dead:  # type: ignore[attr-defined]
-        THE["machines"].stop(instance.id)
-        THE["machines"].resume(instance.id)
+        with unsettled(instance):
+            THE["machines"].stop(instance.id)
+            THE["machines"].resume(instance.id)
     former(instance)
+
+
+@contextlib.contextmanager
+def unsettled(instance: Instance) -> Iterator[None]:
+    """While its machine is away for a moment, a look at it says nothing."""
+    instance.settled = False  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        instance.settled = True  # type: ignore[attr-defined]
 
 
 def terminate(former: Callable, instance: Instance) -> InstanceState:
     if instance.state == "terminated":
         return InstanceState("terminated", 48)
-    if not getattr(instance, "dead", False):
+    if not instance.dead:  # type: ignore[attr-defined]
         THE["machines"].remove(instance.id)
     return former(instance)
 
 
 def after_a_look(former: Callable, response: EC2Response) -> ActionResult:
     """Instances are what their machines are: switched off from inside, or lost with their host."""
-    running = [each for each in response.ec2_backend.all_running_instances() if not each.dead]
+    running = [each for each in response.ec2_backend.all_running_instances() if each.settled]
     states = THE["machines"].states() if running else {}
     for instance in running:
         state = states.get(instance.id, "lost")
@@ -354,7 +374,8 @@ def create_replace_root_volume_task(response: EC2Response) -> ActionResult:
     task = {"ReplaceRootVolumeTaskId": made, "InstanceId": instance.id, "ImageId": image, "ClientToken": token, "StartTime": stamp()}
     tasks[made] = task
     try:
-        THE["machines"].replace(instance.id, image, *first_boot(instance))
+        with unsettled(instance):
+            THE["machines"].replace(instance.id, image, *first_boot(instance))
         task["TaskState"] = "succeeded"
     except (NodeContainerError, RuntimeError):
         task["TaskState"] = "failed"
@@ -434,13 +455,21 @@ def modify_image_attribute(former: Callable, response: EC2Response) -> ActionRes
 
 
 def check_kms_key(response: EC2Response, key: str) -> None:
+    if said := unknown_key(response, [{"Ebs": {"KmsKeyId": key}}]):
+        raise EC2ClientError("InvalidKmsKey.InvalidKeyState", said)
+
+
+def unknown_key(response: EC2Response, mappings: list[dict[str, Any]]) -> str:
+    """What is wrong with the keys of disks, or ""."""
     from moto.kms.models import kms_backends
 
     backend = kms_backends[response.current_account][response.region]
-    alias = backend.get_alias_name(key)
-    found = backend.get_key_id_from_alias(alias) if alias.startswith("alias/") else backend.get_key_id(key)
-    if found not in backend.keys:
-        raise EC2ClientError("InvalidKmsKey.InvalidKeyState", f"The KMS key {key} does not exist in {response.region}")
+    for key in filter(None, ((each.get("Ebs") or {}).get("KmsKeyId") for each in mappings)):
+        alias = backend.get_alias_name(key)
+        found = backend.get_key_id_from_alias(alias) if alias.startswith("alias/") else backend.get_key_id(key)
+        if found not in backend.keys:
+            return f"The KMS key {key} does not exist in {response.region}"
+    return ""
 
 
 def encrypted_mappings(mappings: list[dict[str, Any]], ami: Ami) -> list[dict[str, Any]]:

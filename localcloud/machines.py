@@ -36,6 +36,10 @@ class Machines:
         self.images: dict[str, NodeImage] = {}
         self._killed: set[str] = set()
 
+    def gateway(self) -> str:
+        """This machine's address on the network of the machines, which is made for it."""
+        return self.fleet.gateway()
+
     def start(self, instance: str, ami: str, key: str, user_data: bytes) -> str:
         """A machine with the key for its user admin; its address. Its sshd answers when this returns."""
         files = {"key": key.encode(), "user-data": user_data}

@@ -422,6 +422,11 @@ class Fleet:
         if names:
             self.engine.change("rmi", "--force", *names)
 
+    def gateway(self) -> str:
+        """This machine's address on the fleet's network, which is made when it is not there."""
+        with self.lock():
+            return str(next(ipaddress.ip_network(self._ensure_network(self.containers())).hosts()))
+
     def address(self, node: str) -> str:
         """A node's address on the fleet's network."""
         for each in (read_record(self.state) or {}).get("nodes", ()):

@@ -93,6 +93,35 @@ def test_a_root_volume_is_replaced_by_another_images(ec2, machines: Machines) ->
     assert failed["TaskState"] == "failed"
 
 
+def test_a_look_at_an_instance_whose_machine_is_being_made_does_no_harm(ec2, client, machines: Machines, monkeypatch) -> None:
+    """Two builds at once look at all instances, and those of the other may not have come yet."""
+    seen: list[str] = []
+
+    def looked_at(former):
+        def call(instance: str, *args: object) -> object:
+            machines.now.pop(instance, None)
+            ec2.describe_instance_status(InstanceIds=[instance])
+            seen.append(show(ec2, instance)["State"]["Name"])
+            return former(instance, *args)
+
+        return call
+
+    for each in ("start", "replace", "resume"):
+        monkeypatch.setattr(machines, each, looked_at(getattr(machines, each)))
+    one = run(ec2)[0]["InstanceId"]
+    ec2.reboot_instances(InstanceIds=[one])
+    machines.now.pop(one)
+    ec2.create_replace_root_volume_task(InstanceId=one, ImageId=AMI)
+    assert seen == ["running"] * 3
+
+
+def test_an_instance_reaches_the_api_at_its_network(served, machines: Machines) -> None:
+    import urllib.request
+
+    inside = served.env["AWS_ENDPOINT_URL"].replace("127.0.0.1", machines.gateway())
+    assert urllib.request.urlopen(f"{inside}/moto-api/", timeout=10).status == 200
+
+
 def test_a_machine_is_lost_when_it_stays_so(monkeypatch) -> None:
     looks = ["lost", "lost", "exited"]
     real = machines_of_containers.Machines.__new__(machines_of_containers.Machines)
