@@ -29,6 +29,21 @@ locals {
     "a disk of ${var.volume_size_gib} GiB: ${join(", ", var.components)} together need ${local.needed_gib} GiB; set volume_size_gib"
   )
 
+  # A key that is not there would be known after the build only.
+  private_key = lookup(var.provenance, "private_key", "")
+  provenance = merge(var.provenance, local.private_key == "" ? {} : {
+    private_key = fileexists(local.private_key) ? abspath(local.private_key) : file(
+      "a key to sign with: ${local.private_key} is no file; provenance names a PEM file of this machine"
+    )
+  })
+  publish = join(" && ", concat(
+    ["'${local.bin}python3' '${local.project}/packer/publish.py' '${local.results}' '${var.ssm_parameter}'"],
+    length(local.provenance) == 0 ? [] : [join(" ", [
+      "'${local.bin}ansible-playbook' -i localhost, '${local.project}/playbooks/image_sign.yml' --extra-vars",
+      "'${jsonencode({ image_sign = merge(local.provenance, { results = local.results }) })}'",
+    ])],
+  ))
+
   variables = merge(
     {
       muster_components    = var.components
@@ -78,6 +93,9 @@ source "amazon-ebs" "image" {
     iops                  = 4000
     throughput            = 500
     delete_on_termination = true
+    # By the key that the image gets: one that cannot be used ends the builder before anything is done.
+    encrypted  = true
+    kms_key_id = var.kms_key_id
   }
 
   encrypt_boot       = true
@@ -125,7 +143,8 @@ build {
     }
 
     post-processor "shell-local" {
-      command = "'${local.bin}python3' '${local.project}/packer/publish.py' '${local.results}' '${var.ssm_parameter}'"
+      environment_vars = ["ANSIBLE_CONFIG=${local.project}/ansible.cfg"]
+      command          = local.publish
     }
   }
 }

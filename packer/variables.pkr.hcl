@@ -133,6 +133,20 @@ variable "ssm_parameter" {
   default     = ""
 }
 
+variable "provenance" {
+  type        = map(string)
+  description = "Signs the image: location (s3://BUCKET/PREFIX or ssm:/PREFIX), and kms_key_id or private_key, a PEM file. Empty signs nothing."
+  default     = {}
+
+  validation {
+    condition = length(var.provenance) == 0 || (
+      length(var.provenance) == 2 && anytrue([for each in ["kms_key_id", "private_key"] : contains(keys(var.provenance), each)])
+      && length(regexall("^(s3://[^/]|ssm:/)", lookup(var.provenance, "location", ""))) == 1
+    )
+    error_message = "Provenance has location, s3://BUCKET/PREFIX or ssm:/PREFIX, and one of kms_key_id and private_key."
+  }
+}
+
 variable "subnet_id" {
   type    = string
   default = ""

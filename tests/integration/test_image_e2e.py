@@ -31,22 +31,45 @@ def cloud(artifacts) -> Iterator[LocalCloud]:
 
 
 @pytest.fixture(scope="module")
-def ami(cloud: LocalCloud) -> str:
+def signing_key(cloud: LocalCloud) -> str:
+    """In KMS, and a bucket to keep what it signs; by its alias it is known in both regions."""
+    cloud.client("s3").create_bucket(Bucket="images")
+    for region in ("us-east-1", "us-west-2"):
+        kms = cloud.client("kms", region)
+        made = kms.create_key(KeyUsage="SIGN_VERIFY", KeySpec="ECC_NIST_P256")["KeyMetadata"]["KeyId"]
+        kms.create_alias(AliasName="alias/image-signing", TargetKeyId=made)
+    return "alias/image-signing"
+
+
+@pytest.fixture(scope="module")
+def ami(cloud: LocalCloud, signing_key: str) -> str:
     said, code = cloud.build("slurm-cpu", cloud.folder / "results", components=COMPONENTS, ansible_variables=json.dumps(VARIABLES),
-                             copy_to_regions=["us-west-2"], ssm_parameter="/muster/slurm-cpu")  # fmt: skip
+                             copy_to_regions=["us-west-2"], ssm_parameter="/muster/slurm-cpu",
+                             provenance={"location": "s3://images/provenance", "kms_key_id": signing_key})  # fmt: skip
     assert code == 0, said[-5000:]
     return ami_of(said)
 
 
 @pytest.fixture(scope="module")
-def site(cloud: LocalCloud, ami: str) -> str:
+def inventory(cloud: LocalCloud) -> tuple[tuple[str, ...], dict[str, str]]:
+    """How a playbook reaches the fleet: arguments and variables."""
+    known = f"-o UserKnownHostsFile={cloud.folder / 'known_hosts'} -o StrictHostKeyChecking=accept-new"
+    variables = {"muster_fleet": NAME, "ansible_ssh_private_key_file": str(cloud.folder / "key"), "ansible_ssh_extra_args": known}
+    return ("-i", f"{FLEET}/inventory"), variables
+
+
+@pytest.fixture(scope="module")
+def site(cloud: LocalCloud, ami: str, signing_key: str, inventory: tuple[tuple[str, ...], dict[str, str]]) -> str:
     """What site.yml said over the fleet of that AMI."""
     key = cloud.folder / "key"
-    said, code = cloud.play(f"{FLEET}/launch.yml", ami=ami, key_file=str(key), log="launch.txt")
+    launch = {"key_file": str(key), "muster_provenance_kms_key_id": signing_key}
+    said, code = cloud.play(f"{FLEET}/launch.yml", ami="ami-0deb13000000000d1", **launch)
+    assert (code, cloud.running()) == (2, []), said[-5000:]
+    assert "has no provenance (no tag muster:provenance); sign it, or do not launch it." in " ".join(said.split())
+    said, code = cloud.play(f"{FLEET}/launch.yml", ami=ami, **launch, log="launch.txt")
     assert code == 0, said[-5000:]
-    known = f"-o UserKnownHostsFile={cloud.folder / 'known_hosts'} -o StrictHostKeyChecking=accept-new"
-    variables = {"muster_fleet": NAME, "ansible_ssh_private_key_file": str(key), "ansible_ssh_extra_args": known}
-    said, code = cloud.play("site.yml", "-i", f"{FLEET}/inventory", log="site.txt", **variables)
+    argv, variables = inventory
+    said, code = cloud.play("site.yml", *argv, log="site.txt", **variables)
     assert code == 0, said[-8000:]
     return said
 
@@ -65,6 +88,7 @@ def test_the_ami_says_what_is_in_it(cloud: LocalCloud, ami: str) -> None:
         tags = {tag["Key"]: tag["Value"] for tag in image["Tags"]}
         assert tags["muster:version:slurm"] == manifest["components"]["slurm"]["version"]
         assert tags["muster:source-ami"] == "ami-0deb13000000000d1"
+        assert tags["muster:provenance_at"] == "s3://images/provenance"
         assert [disk["Ebs"]["Encrypted"] for disk in image["BlockDeviceMappings"]] == [True]
         assert image["Public"] is False
         assert image["ImdsSupport"] == "v2.0"

@@ -25,16 +25,27 @@ def cloud(artifacts) -> Iterator[LocalCloud]:
     yield from with_packer(NAME, artifacts)
 
 
-def begin(cloud: LocalCloud, results: str) -> subprocess.Popen:
-    argv = build_argv("base", cloud.folder / results)
+def begin(cloud: LocalCloud, results: str, **variables: object) -> subprocess.Popen:
+    argv = build_argv("base", cloud.folder / results, **variables)
     with (cloud.folder / f"{results}.txt").open("w") as output:
         return subprocess.Popen(argv, cwd=ROOT, env=cloud.env, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
 
 
 @pytest.fixture(scope="module")
-def amis(cloud: LocalCloud) -> list[str]:
-    """Of two builds that began in the same second."""
-    builds = {name: begin(cloud, name) for name in ("one", "two")}
+def keys(cloud: LocalCloud) -> tuple[str, str]:
+    """What images are signed with, and what that is checked with."""
+    private, public = (str(cloud.folder / name) for name in ("sign.pem", "sign.pub.pem"))
+    argv = ["openssl", "genpkey", "-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-256", "-out", private]
+    subprocess.run(argv, check=True, capture_output=True)
+    subprocess.run(["openssl", "pkey", "-in", private, "-pubout", "-out", public], check=True)
+    return private, public
+
+
+@pytest.fixture(scope="module")
+def amis(cloud: LocalCloud, keys: tuple[str, str]) -> list[str]:
+    """Of two builds that began in the same second, the first of which is signed."""
+    provenance = {"location": "ssm:/provenance", "private_key": keys[0]}
+    builds = {name: begin(cloud, name, provenance=given) for name, given in (("one", provenance), ("two", {}))}
     for name, build in builds.items():
         assert build.wait(400) == 0, (cloud.folder / f"{name}.txt").read_text()[-3000:]
     return [ami_of((cloud.folder / f"{name}.txt").read_text()) for name in builds]
@@ -46,8 +57,9 @@ def test_two_builds_at_once_make_two_images(cloud: LocalCloud, amis: list[str]) 
     assert cloud.running() == []
 
 
-def test_an_image_is_verified_and_its_instance_taken_away(cloud: LocalCloud, amis: list[str]) -> None:
-    said, code = cloud.play("playbooks/image_verify.yml", "-i", "localhost,", ami=amis[0], muster_allow_not_run=NOT_RUN, log="verify.txt")
+def test_a_signed_image_is_verified_and_its_instance_taken_away(cloud: LocalCloud, amis: list[str], keys: tuple[str, str]) -> None:
+    asked = {"muster_provenance_required": True, "muster_provenance_public_key": keys[1], "muster_allow_not_run": NOT_RUN}
+    said, code = cloud.play("playbooks/image_verify.yml", "-i", "localhost,", ami=amis[0], **asked, log="verify.txt")
     assert code == 0, said[-4000:]
     assert "TASK [muster.fleet.common : verify_image" in said
     assert "TASK [muster.fleet.common : verify_node" in said
@@ -67,6 +79,17 @@ def test_a_bad_image_fails_and_its_instance_is_taken_away_too(cloud: LocalCloud,
     assert "clock_synchronised" in said
     assert cloud.running() == []
     assert cloud.client("ec2").describe_key_pairs()["KeyPairs"] == []
+
+
+def test_what_nobody_signed_is_not_started_where_that_is_required(cloud: LocalCloud, amis: list[str], keys: tuple[str, str]) -> None:
+    for more, sentence in (
+        ({"muster_provenance_public_key": keys[1]}, f"AMI {amis[1]} in region us-east-1 has no provenance (no tag muster:provenance);"),
+        ({}, f"{amis[1]} is not launched: muster_provenance_required needs the key that images are signed with; set one of"),
+    ):
+        said, code = cloud.play("playbooks/image_verify.yml", "-i", "localhost,", ami=amis[1], muster_provenance_required=True, **more)
+        assert code != 0
+        assert sentence in " ".join(said.split())
+        assert cloud.running() == []
 
 
 @pytest.mark.parametrize(

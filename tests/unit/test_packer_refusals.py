@@ -17,6 +17,7 @@ from local_cloud import ROOT, build_argv, need_packer
 from local_cloud_api import Machines
 
 from localcloud.cloud import Cloud
+from localcloud.ec2 import THE
 
 
 @pytest.fixture(scope="module")
@@ -35,16 +36,20 @@ def cloud() -> Iterator[Cloud]:
         ({"source_ami_name": "debian-99-*"}, {}, "No AMI was found matching filters"),
         ({"share_with_accounts": ["12345"]}, {}, "An account to share with is twelve digits."),
         ({"volume_size_gib": 3}, {}, "a disk of 3 GiB: common, slurm together need 4 GiB; set volume_size_gib"),
-        (
-            {},
-            {"action": "RunInstances", "error": "UnauthorizedOperation", "times": 20},
-            "api error UnauthorizedOperation: UnauthorizedOperation, as ordered.",
+        ({"kms_key_id": "alias/none"}, {}, "Client.InvalidKMSKey.InvalidState: The KMS key alias/none does not exist in us-east-1"),
+        ({}, {"action": "DescribeImages", "error": "RequestExpired"}, "api error RequestExpired: RequestExpired, as ordered."),
+        *(
+            ({}, {"action": "RunInstances", "error": error}, f"api error {error}: {error}, as ordered.")
+            for error in ("UnauthorizedOperation", "VcpuLimitExceeded")
         ),
     ],
 )
 def test_one_sentence_and_nothing_is_left(cloud: Cloud, tmp_path: Path, variables: dict, fault: dict, sentence: str) -> None:
+    THE["faults"]._waiting.clear()
     if fault:
-        urllib.request.urlopen(urllib.request.Request(f"{cloud.env['AWS_ENDPOINT_URL']}/localcloud/faults", json.dumps(fault).encode()))
+        # As often as the SDK asks.
+        order = json.dumps({**fault, "times": 20}).encode()
+        urllib.request.urlopen(urllib.request.Request(f"{cloud.env['AWS_ENDPOINT_URL']}/localcloud/faults", order))
     env = {**cloud.outside(os.environ), **cloud.env, "CHECKPOINT_DISABLE": "1"}
     done = subprocess.run(
         build_argv("slurm-cpu", tmp_path, **variables), cwd=ROOT, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,

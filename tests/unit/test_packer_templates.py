@@ -69,6 +69,9 @@ def test_init_finds_the_plugins_that_are_here(validate) -> None:
         # Nobody else can use the account's own key.
         ('share_with_accounts=["123456789012"]', "Cannot share AMI encrypted with default KMS key"),
         ("kms_key_id=no such key", "not a valid KMS Key Id"),
+        ('provenance={"location":"s3://images/p"}', "Provenance has location, s3://BUCKET/PREFIX or ssm:/PREFIX, and one of"),
+        ('provenance={"location":"/tmp","kms_key_id":"alias/x"}', "Provenance has location, s3://BUCKET/PREFIX or ssm:/PREFIX, and one of"),
+        ('provenance={"location":"ssm:/p","private_key":"/no/key"}', "/no/key is no file; provenance names a PEM file of this machine"),
     ],
 )
 def test_what_could_not_be_used_is_refused_before_anything_starts(validate, wrong: str, said: str) -> None:
