@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""Container images by packer build: nodes of slurm-node run srun across each other, nccl-tests over a base that has something already."""
+"""Container images by packer build: nodes of slurm-node run srun across each other, and no base gets an older NCCL."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -178,27 +177,6 @@ def base(images: Images) -> dict[str, str]:
         images.engine.change("rm", f"{NAME}-{name}")
         under = made[name]
     return made
-
-
-def test_over_a_base_only_what_is_missing_is_added(images: Images, base: dict[str, str]) -> None:
-    """NCCL is Debian's own, the tests are a small contract archive that stands for the real source."""
-    archives = images.folder / "contract"
-    subprocess.run([sys.executable, str(ROOT / ".config/molecule/contract_archives.py"), str(archives)], check=True)
-    variables = {"muster_mirror": str(archives), "muster_cache_dir": str(images.folder / "cache")}
-    said, code = images.build(
-        "nccl-tests", "nccl-tests", base=base["cuda"], stack=str(archives / "contract.yml"), ansible_variables=json.dumps(variables),
-        components=["cuda", "nccl", "nccl_tests"],
-    )  # fmt: skip
-    assert code == 0, said[-5000:]
-    image = images.made(said)
-    assert image == f"{PREFIX}/nccl-tests:cuda12.4.1-efa0-ofi0-nccl2.22.3-tests2.19.6"
-    facts, manifest = (json.loads((images.folder / "nccl-tests" / each).read_text()) for each in ("stack_facts.json", "manifest.json"))
-    assert {name: each["version"] for name, each in facts["base"].items() if name in ("cuda", "nccl")} == {"cuda": "12.4.1"}
-    assert list(manifest["components"]) == ["nccl", "nccl_tests"]
-    # It was built there; what built it is gone, and what it loads is not.
-    assert said.count("Take a while to build") == 1
-    assert {"g++", "make", "libopenmpi-dev"} & set(manifest["packages"]) == set()
-    assert images.sh(image, "sha256sum --quiet --check .muster-files", folder="/opt/nccl-tests") == ""
 
 
 def test_an_older_nccl_than_the_bases_is_refused_and_nothing_is_left(images: Images, base: dict[str, str]) -> None:
