@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import time
 from collections.abc import Iterator
 from datetime import datetime
 
@@ -119,8 +120,104 @@ def test_a_fleet_of_it_installs_nothing_trains_and_reports(cloud: LocalCloud, si
     assert training["last_loss"] < 0.8 * training["first_loss"]
 
 
-def test_nothing_is_left_of_the_fleet(cloud: LocalCloud, ami: str, site: str) -> None:
-    said, code = cloud.play(f"{FLEET}/end.yml", ami=ami)
+class Nodes:
+    """The fleet's instances, on which Systems Manager runs commands."""
+
+    def __init__(self, cloud: LocalCloud) -> None:
+        self.ssm = cloud.client("ssm")
+        self.ids: dict[str, list[str]] = {}
+        for one in cloud.client("ec2").describe_instances(Filters=[{"Name": "tag:muster:fleet", "Values": ["image"]}])["Reservations"]:
+            for each in one["Instances"]:
+                role = {tag["Key"]: tag["Value"] for tag in each["Tags"]}["muster:role"]
+                self.ids.setdefault(role, []).append(each["InstanceId"])
+
+    def run(self, instance: str, command: str) -> str:
+        """What a command on an instance says."""
+        sent = self.ssm.send_command(InstanceIds=[instance], DocumentName="AWS-RunShellScript", Parameters={"commands": [command]})
+        done = self.ssm.get_command_invocation(CommandId=sent["Command"]["CommandId"], InstanceId=instance)
+        assert done["Status"] == "Success", done
+        return done["StandardOutputContent"]
+
+    def slurm(self, command: str) -> str:
+        """What a command of Slurm says on the controller."""
+        return self.run(self.ids["controller"][0], command)
+
+
+@pytest.fixture(scope="module")
+def newer(cloud: LocalCloud, ami: str, site: str) -> str:
+    """An AMI that differs from the first by one file, and that nobody has signed."""
+    ec2, ssm = cloud.client("ec2"), cloud.client("ssm")
+    made = ec2.run_instances(ImageId=ami, InstanceType="c7i.large", MinCount=1, MaxCount=1)["Instances"][0]["InstanceId"]
+    ssm.send_command(InstanceIds=[made], DocumentName="AWS-RunShellScript", Parameters={"commands": ["echo newer >/etc/muster/newer"]})
+    image = ec2.create_image(InstanceId=made, Name="newer")["ImageId"]
+    ec2.terminate_instances(InstanceIds=[made])
+    return image
+
+
+def sign(cloud: LocalCloud, ami: str, key: str) -> None:
+    """By hand, with the files of the first build."""
+    folder = cloud.folder / "newer"
+    folder.mkdir()
+    for name in ("manifest.json", "sbom.cdx.json"):
+        (folder / name).write_text((cloud.folder / "results" / name).read_text())
+    builds = [{"packer_run_uuid": "1", "artifact_id": f"us-east-1:{ami}"}]
+    (folder / "packer.json").write_text(json.dumps({"last_run_uuid": "1", "builds": builds}))
+    how = {"results": str(folder), "location": "s3://images/provenance", "kms_key_id": key}
+    said, code = cloud.play("playbooks/image_sign.yml", "-i", "localhost,", image_sign=how)
+    assert code == 0, said[-3000:]
+
+
+def reimage(cloud: LocalCloud, ami: str, inventory: tuple, key: str) -> tuple[str, int]:
+    argv, variables = inventory
+    # An instance reaches the API at the first address of its network.
+    network = cloud.client("ec2").describe_instances()["Reservations"][0]["Instances"][0]["PrivateIpAddress"].rpartition(".")[0]
+    environment = {name: cloud.env[name] for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")}
+    environment["AWS_ENDPOINT_URL"] = cloud.env["AWS_ENDPOINT_URL"].replace("127.0.0", network)
+    asked = {"ami": ami, "region": "us-east-1", "known_hosts": str(cloud.folder / "known_hosts"), "environment": environment}
+    return cloud.play("playbooks/reimage.yml", *argv, log=f"reimage-{ami}.txt", muster_reimage=asked, muster_provenance_required=True,
+                      muster_provenance_kms_key_id=key, **variables)  # fmt: skip
+
+
+def test_a_reimage_to_what_nobody_signed_is_refused(cloud: LocalCloud, newer: str, inventory: tuple, signing_key: str) -> None:
+    said, code = reimage(cloud, newer, inventory, signing_key)
+    assert code != 0
+    assert f"AMI {newer} in region us-east-1 has no provenance" in " ".join(said.split())
+    assert "reboot" not in Nodes(cloud).slurm("scontrol show nodes").lower()
+
+
+@pytest.mark.parametrize("way", ["there", "back"])
+def test_nodes_are_reimaged_with_jobs_queued_and_none_is_lost(
+    cloud: LocalCloud, ami: str, newer: str, inventory: tuple, signing_key: str, *, way: str
+) -> None:
+    wanted = newer if way == "there" else ami
+    if way == "there":
+        sign(cloud, newer, signing_key)
+    nodes = Nodes(cloud)
+    # Two run on each node until its reboot is asked for, the others are queued until then.
+    until_asked = "until scontrol show node $SLURMD_NODENAME | grep -q REBOOT; do sleep 1; done"
+    submit = "sbatch --parsable --chdir=/ --output=/dev/null --exclusive --mem=64 --wrap='%s'"
+    jobs = [nodes.slurm(submit % what).strip() for what in [until_asked] * 4 + ["sleep 2"] * 4]
+    boots = "scontrol show nodes | grep -o 'BootTime=[^ ]*' | cut -d= -f2"
+    before = nodes.slurm(boots).split()
+    said, code = reimage(cloud, wanted, inventory, signing_key)
+    assert code == 0, said[-5000:]
+    came = [nodes.run(node, "cat /etc/muster/newer 2>/dev/null || echo first").strip() for node in nodes.ids["compute"]]
+    assert came == ["newer" if way == "there" else "first"] * 2
+    booted = nodes.slurm(boots).split()
+    assert len(booted) == 2 and min(booted) > max(before)
+    deadline = time.monotonic() + 180
+    while nodes.slurm("squeue --noheader").strip():
+        assert time.monotonic() < deadline
+        time.sleep(1)
+    shown = nodes.slurm(f"sacct --noheader --parsable2 --allocations --format=JobID,State,Restarts,Start --jobs={','.join(jobs)}").split()
+    assert [each.rpartition("|")[0] for each in shown] == [f"{job}|COMPLETED|0" for job in jobs]
+    started = [each.rpartition("|")[2] for each in shown]
+    assert max(started[:4]) < min(booted) < min(started[4:])
+
+
+def test_nothing_is_left_of_the_fleet(cloud: LocalCloud, ami: str, newer: str) -> None:
+    for each in (newer, ami):
+        said, code = cloud.play(f"{FLEET}/end.yml", ami=each)
     assert code == 0, said[-3000:]
     assert cloud.running() == []
     assert cloud.client("ec2").describe_images(Owners=["self"])["Images"] == []
