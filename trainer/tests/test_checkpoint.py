@@ -24,7 +24,7 @@ pytest.importorskip("torch", reason=NO_TORCH)
 import torch
 
 from trainer import export, hf, prove
-from trainer.checkpoint import Folder, Stage, complete, complete_steps, foreign
+from trainer.checkpoint import Bucket, Folder, Ranged, Stage, complete, complete_steps, foreign
 from trainer.config import UsageError
 from trainer.launch import EXIT_STOPPED, StopFlag
 from trainer.models import Shape
@@ -77,6 +77,26 @@ def test_checkpoints_on_s3(s3: dict[str, str], tmp_path: Path, tokens: Path, und
     job = train(1, tmp_path, tokens, 12, "--checkpoint_dir", "s3://nothing/there", **s3)
     assert job.end() == [2]
     assert "trainer: s3://nothing/there cannot be used: " in job.output()
+
+
+def test_an_object_is_read_in_parts_and_a_short_one_is_no_checkpoint(s3: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    import boto3
+
+    for name, value in s3.items():
+        monkeypatch.setenv(name, value)
+    client = boto3.client("s3")
+    client.create_bucket(Bucket="parts")
+    client.put_object(Bucket="parts", Key="one/step-3/data", Body=b"0123456789")
+    store = Bucket("s3://parts/one")
+    store.finish(3, {})
+    assert complete_steps(store) == [3]
+    file, part = Ranged(client, "parts", "one/step-3/data"), bytearray(3)
+    file.seek(2)
+    assert (file.readinto(part), part, file.tell()) == (3, b"234", 5)
+    file.seek(-2, os.SEEK_END)
+    assert (file.read(), file.read()) == (b"89", b"")
+    client.put_object(Bucket="parts", Key="one/step-3/data", Body=b"012345678")
+    assert complete_steps(store) == []
 
 
 def limited(argv: Sequence[str]) -> int:
