@@ -96,7 +96,8 @@ def test_every_role_has_specs() -> None:
 def test_requirements_are_those_of_the_lock() -> None:
     lock = tomllib.loads((ROOT / "uv.lock").read_text())["package"]
     locked = {(package["name"], package["version"]) for package in lock}
-    for requirements in (ROOT / "requirements").glob("*.txt"):
+    # The oldest torch has a proof, and no place in a lock that has the newest.
+    for requirements in set((ROOT / "requirements").glob("*.txt")) - {ROOT / "requirements/torch-2.11.txt"}:
         pinned = set(re.findall(r"^([a-z0-9._-]+)==(\S+)", requirements.read_text(), re.MULTILINE))
         assert pinned and pinned <= locked, f"{requirements.name} is not from uv.lock; run `make lock`"
     metadata = next(package for package in lock if package["name"] == "muster")["metadata"]
