@@ -7,7 +7,7 @@ if command -v dpkg-query >/dev/null; then
     sort -u -o $base $base
     {
         printf '%s\n' "$@"
-        cat /opt/*/.muster-packages 2>/dev/null || true
+        find /opt -mindepth 2 -maxdepth 2 -name .muster-packages -exec cat {} +
     } | sort -u | comm -23 - $base >/var/tmp/muster-packages-to-stay
     # Some of them came along with what a build needed.
     xargs --no-run-if-empty apt-mark manual </var/tmp/muster-packages-to-stay >/dev/null

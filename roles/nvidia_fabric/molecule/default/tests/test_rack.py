@@ -6,13 +6,7 @@ from __future__ import annotations
 
 import json
 
-import pytest
-
-
-@pytest.fixture(autouse=True)
-def _on_its_node(host):
-    if host.backend.host != "compute-2":
-        pytest.skip("compute-1 has NVSwitches of its own")
+NODE = "compute-2"
 
 
 def test_imex_has_the_drivers_version(host):
