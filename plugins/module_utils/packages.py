@@ -1,12 +1,22 @@
 # Copyright: the Muster developers
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Installing packages of the distribution: what is missing, the command that brings it, and what it said."""
+"""Installing packages of the distribution: what is missing, the command that brings it, and what it said.
+
+`module` is the AnsibleModule that runs the commands.
+"""
 
 from __future__ import annotations
 
+import glob
+import os
 import re
+import time
 from fnmatch import fnmatchcase
+
+from ansible_collections.muster.fleet.plugins.module_utils.manifest import parse_dpkg
+
+LISTS = "/var/lib/apt/lists"
 
 # Nothing may ask a person, and a file that somebody edited stays.
 APT_ENVIRONMENT = {"DEBIAN_FRONTEND": "noninteractive", "DEBIAN_PRIORITY": "critical", "LC_ALL": "C.UTF-8", "NEEDRESTART_MODE": "l"}
@@ -54,3 +64,49 @@ def stale(reason):
 def busy(reason):
     """Whether somebody else reads package lists just now."""
     return "Could not get lock" in reason or "Unable to lock" in reason
+
+
+class PackageError(Exception):
+    """Packages that cannot be had, in one sentence."""
+
+
+def lacking(module, names):
+    """The names that this node, which has dpkg, has not installed."""
+    shown = [name.partition("=")[0] for name in names]
+    rows = module.run_command(["dpkg-query", "-W", "-f", "${Package} ${Version} ${db:Status-Abbrev}\n", *shown])[1]
+    return missing(names, parse_dpkg(rows))
+
+
+def read_lists(module, timeout):
+    """Read apt's package lists again, waiting for somebody who does the same."""
+    until = time.monotonic() + timeout
+    while True:
+        # Descriptions in other languages are a third of what apt reads.
+        command = ["apt-get", "--quiet", "--error-on=any", "-o", "Acquire::Languages=none", "update"]
+        rc, out, err = module.run_command(command, environ_update=APT_ENVIRONMENT)
+        reason = apt_reason(out, err)
+        if rc == 0:
+            os.utime(LISTS)
+            return
+        if not busy(reason) or time.monotonic() > until:
+            raise PackageError("The package lists could not be read: %s; look at the network and at /etc/apt/sources.list.d." % reason)
+        time.sleep(1)
+
+
+def lists_are_young(age):
+    return bool(glob.glob(LISTS + "/*_Packages*")) and time.time() - os.stat(LISTS).st_mtime < age
+
+
+def apt(module, names, *, release="", lists_age=3600, lock_timeout=300, durable=True):
+    """Install with apt-get and return {package: version}, or raise PackageError."""
+    young = lists_are_young(lists_age)
+    if not young:
+        read_lists(module, lock_timeout)
+    command = apt_install(names, release, lock_timeout, durable, simulate=module.check_mode)
+    rc, out, err = module.run_command(command, environ_update=APT_ENVIRONMENT)
+    if rc != 0 and young and stale(apt_reason(out, err)):
+        read_lists(module, lock_timeout)
+        rc, out, err = module.run_command(command, environ_update=APT_ENVIRONMENT)
+    if rc != 0:
+        raise PackageError("apt-get installs none of %s: %s." % (", ".join(names), apt_reason(out, err)))
+    return apt_installed(out)

@@ -5,16 +5,29 @@
 
 from __future__ import annotations
 
+import fcntl
 import glob
 import os
+from contextlib import contextmanager
 
 PATH = "/usr/sbin/policy-rc.d"
 LISTS = "/var/lib/apt/lists"
+# Who refuses: a role that installs leaves this file, what installs ahead holds a lock, and the last of them takes the refusal back.
+INSTALLING = "/run/muster-installing"
+AHEAD = "/run/muster-packages-ahead.lock"
 # 101 is "action forbidden by policy" in Debian's invoke-rc.d policy layer.
 SCRIPT = "#!/bin/sh\n# Put here by Muster during an install phase; it is taken out at its end.\nexit 101\n"
 
 
-def refuse():
+@contextmanager
+def alone():
+    """Let nobody else of Muster touch the refusal meanwhile."""
+    with open(INSTALLING + ".lock", "w", encoding="utf-8") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def put():
     """Put the file in place, unless there is one already or the system is not of Debian's kind."""
     if not os.path.exists(PATH) and os.path.isdir("/etc/dpkg"):
         with open(PATH, "w", encoding="utf-8") as handle:
@@ -25,7 +38,7 @@ def refuse():
         os.utime(LISTS, (0, 0))
 
 
-def allow():
+def take_out():
     """Take the file out again, if it is Muster's."""
     if not os.path.exists(PATH):
         return
@@ -33,3 +46,53 @@ def allow():
         ours = handle.read() == SCRIPT
     if ours:
         os.unlink(PATH)
+
+
+def refuse():
+    """Refuse services while a role installs."""
+    with alone():
+        with open(INSTALLING, "w", encoding="utf-8"):
+            pass
+        put()
+
+
+def allow():
+    """The role has installed: allow services again, unless packages are still installed ahead."""
+    with alone():
+        if os.path.exists(INSTALLING):
+            os.unlink(INSTALLING)
+        if not ahead_runs():
+            take_out()
+
+
+def ahead_runs():
+    """Whether packages are installed ahead just now."""
+    if not os.path.exists(AHEAD):
+        return False
+    with open(AHEAD, encoding="utf-8") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+def begin_ahead():
+    """Refuse services while packages are installed ahead: the lock that says so, for end_ahead(), or None where somebody has it."""
+    lock = open(AHEAD, "w", encoding="utf-8")  # noqa: SIM115 # end_ahead() closes it
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.close()
+        return None
+    with alone():
+        put()
+    return lock
+
+
+def end_ahead(lock):
+    """Allow services again, unless a role installs just now."""
+    with alone():
+        lock.close()
+        if not os.path.exists(INSTALLING):
+            take_out()

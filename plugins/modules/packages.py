@@ -13,6 +13,7 @@ description:
   - What is there is asked of dpkg or rpm alone, so a converge that changes nothing opens no package cache and needs no Python bindings on
     the node.
   - Package lists that are older than O(lists_age), or that do not know a package, are read again first.
+  - What M(muster.fleet.packages_ahead) began to install is waited for.
 author:
   - The Muster developers (@muster-fleet)
 options:
@@ -63,50 +64,14 @@ installed:
   type: dict
 """
 
-import glob
-import os
 import shutil
 import time
 
 from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.muster.fleet.plugins.module_utils import packages as logic
-from ansible_collections.muster.fleet.plugins.module_utils.manifest import parse_dpkg, parse_rpm
-
-LISTS = "/var/lib/apt/lists"
-
-
-def read_lists(module, timeout):
-    """Read apt's package lists again, waiting for somebody who does the same."""
-    until = time.monotonic() + timeout
-    while True:
-        rc, out, err = module.run_command(["apt-get", "--quiet", "--error-on=any", "update"], environ_update=logic.APT_ENVIRONMENT)
-        reason = logic.apt_reason(out, err)
-        if rc == 0:
-            os.utime(LISTS)
-            return
-        if not logic.busy(reason) or time.monotonic() > until:
-            module.fail_json(msg="The package lists could not be read: %s; look at the network and at /etc/apt/sources.list.d." % reason)
-        time.sleep(1)
-
-
-def lists_are_young(age):
-    return bool(glob.glob(LISTS + "/*_Packages*")) and time.time() - os.stat(LISTS).st_mtime < age
-
-
-def apt(module, params, names):
-    """Install with apt-get and return {package: version}."""
-    young = lists_are_young(params["lists_age"])
-    if not young:
-        read_lists(module, params["lock_timeout"])
-    command = logic.apt_install(names, params["release"], params["lock_timeout"], params["durable"], simulate=module.check_mode)
-    rc, out, err = module.run_command(command, environ_update=logic.APT_ENVIRONMENT)
-    if rc != 0 and young and logic.stale(logic.apt_reason(out, err)):
-        read_lists(module, params["lock_timeout"])
-        rc, out, err = module.run_command(command, environ_update=logic.APT_ENVIRONMENT)
-    if rc != 0:
-        module.fail_json(msg="apt-get installs none of %s: %s." % (", ".join(names), logic.apt_reason(out, err)))
-    return logic.apt_installed(out)
+from ansible_collections.muster.fleet.plugins.module_utils import service_guard
+from ansible_collections.muster.fleet.plugins.module_utils.manifest import parse_rpm
 
 
 def dnf(module, names):
@@ -118,11 +83,6 @@ def dnf(module, names):
             module.fail_json(msg="dnf installs none of %s: %s." % (", ".join(wanted), (err or out).strip().replace("\n", "; ")))
     have = installed_rpm(module, names)
     return {name.partition("=")[0]: have.get(name.partition("=")[0], "") for name in names}
-
-
-def installed_dpkg(module, names):
-    shown = [name.partition("=")[0] for name in names]
-    return parse_dpkg(module.run_command(["dpkg-query", "-W", "-f", "${Package} ${Version} ${db:Status-Abbrev}\n", *shown])[1])
 
 
 def installed_rpm(module, names):
@@ -142,9 +102,16 @@ def main():
         supports_check_mode=True,
     )
     params = module.params
+    options = {name: params[name] for name in ("release", "lists_age", "lock_timeout", "durable")}
     if shutil.which("apt-get"):
-        names = logic.missing(params["names"], installed_dpkg(module, params["names"]))
-        done = apt(module, params, names) if names else {}
+        names = logic.lacking(module, params["names"])
+        while names and service_guard.ahead_runs():
+            time.sleep(0.2)
+            names = logic.lacking(module, params["names"])
+        try:
+            done = logic.apt(module, names, **options) if names else {}
+        except logic.PackageError as error:
+            module.fail_json(msg=str(error))
     elif shutil.which("dnf"):
         names = logic.missing(params["names"], installed_rpm(module, params["names"]))
         done = dnf(module, names) if names else {}

@@ -14,7 +14,7 @@ apt-get install -y -q ca-certificates curl jq numactl pciutils tzdata > /dev/nul
 if [ "$node" = "$controller" ]; then
     apt-get install -y -q munge logrotate libpmix2t64 slurm-client slurm-wlm-basic-plugins slurm-wlm-jwt-plugin slurmctld slurmdbd mariadb-server > /dev/null
 else
-    apt-get install -y -q munge logrotate libpmix2t64 slurm-client slurm-wlm-basic-plugins slurmd > /dev/null
+    apt-get install -y -q munge logrotate libpmix2t64 libpam-slurm-adopt slurm-client slurm-wlm-basic-plugins slurmd > /dev/null
 fi
 rm /usr/sbin/policy-rc.d
 printf '* - memlock unlimited\n* - nofile 1048576\n' > /etc/security/limits.d/90-bare.conf

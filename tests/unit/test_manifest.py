@@ -110,6 +110,8 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(logic, "installed_packages", lambda _which: logic.parse_dpkg(DPKG))
     monkeypatch.setattr(service_guard, "PATH", str(tmp_path / "policy-rc.d"))
     monkeypatch.setattr(service_guard, "LISTS", str(tmp_path / "lists"))
+    monkeypatch.setattr(service_guard, "INSTALLING", str(tmp_path / "installing"))
+    monkeypatch.setattr(service_guard, "AHEAD", str(tmp_path / "ahead.lock"))
     isdir = os.path.isdir
     monkeypatch.setattr(os.path, "isdir", lambda folder: folder == "/etc/dpkg" or isdir(folder))
     (tmp_path / "munged").touch()

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import time
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from ansible_collections.muster.fleet.plugins.module_utils import packages as logic
+from ansible_collections.muster.fleet.plugins.module_utils import service_guard
 from ansible_collections.muster.fleet.plugins.modules import packages as module
 
 # `apt-get install munge slurmd` of apt 3.0.3 on Debian 13, shortened to some of its lines.
@@ -90,7 +92,8 @@ class Node:
 @pytest.fixture
 def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
     made = Node(tmp_path)
-    monkeypatch.setattr(module, "LISTS", str(tmp_path))
+    monkeypatch.setattr(logic, "LISTS", str(tmp_path))
+    monkeypatch.setattr(service_guard, "AHEAD", str(tmp_path / "ahead.lock"))
     monkeypatch.setattr(module.shutil, "which", lambda name: f"/usr/bin/{name}")
     monkeypatch.setattr(module.AnsibleModule, "run_command", made.run_command)
     monkeypatch.setattr(module.time, "sleep", lambda _seconds: None)
@@ -139,6 +142,25 @@ def test_waits_for_somebody_who_reads_lists(call, node):
     node.answers["update"] = [(100, "", LOCKED)]
     result = call(module, names=["munge"], lock_timeout=0)
     assert result["msg"].startswith("The package lists could not be read: Could not get lock /var/lib/apt/lists/lock.")
+
+
+def test_what_is_installed_ahead_is_waited_for(call, node, monkeypatch):
+    lock = open(service_guard.AHEAD, "w")  # noqa: SIM115 # closed below
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    slept = []
+
+    def sleep(_seconds):
+        slept.append(1)
+        if len(slept) == 3:
+            node.installed = "munge 0.5.16-1 ii \n"
+
+    monkeypatch.setattr(module.time, "sleep", sleep)
+    assert not call(module, names=["munge"])["changed"]
+    assert (len(slept), node.asked) == (3, [])
+    node.installed = ""
+    monkeypatch.setattr(module.time, "sleep", lambda _seconds: lock.close())
+    assert call(module, names=["munge"])["changed"], "what it did not bring is installed after it"
+    assert node.asked == ["update", "install"]
 
 
 def test_check_mode_simulates(call, node):
