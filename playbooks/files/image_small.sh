@@ -13,7 +13,9 @@ if command -v dpkg-query >/dev/null; then
     xargs --no-run-if-empty apt-mark manual </var/tmp/muster-packages-to-stay >/dev/null
     apt-mark showmanual | sed 's/:.*//' | sort -u | comm -23 - $base | comm -23 - /var/tmp/muster-packages-to-stay |
         xargs --no-run-if-empty apt-mark auto >/dev/null
-    apt-get --simulate autoremove | sed -n 's/^Remv \([^ :]*\).*/\1/p' | sort -u | comm -23 - $base |
+    # What stays recommends compilers and headers.
+    apt-get --simulate -o APT::AutoRemove::RecommendsImportant=false -o APT::AutoRemove::SuggestsImportant=false autoremove |
+        sed -n 's/^Remv \([^ :]*\).*/\1/p' | sort -u | comm -23 - $base |
         DEBIAN_FRONTEND=noninteractive xargs --no-run-if-empty apt-get -qq purge >/dev/null
     apt-get clean
     rm -rf /var/lib/apt/lists/* /var/cache/apt/*.bin /var/cache/debconf/*-old /var/lib/dpkg/*-old

@@ -64,6 +64,7 @@ packages:
 
 import os
 import platform
+import shutil
 
 from ansible.module_utils.basic import AnsibleModule
 
@@ -101,6 +102,9 @@ def main():
         document = manifest.parse(read(root + manifest.PATH), manifest.PATH)
         if not document["components"]:
             raise logic.SealError("%s names no component; install what the image is to carry first." % manifest.PATH)
+        if not root:
+            # Packages may have gone since the last role wrote them down.
+            document["packages"] = manifest.installed_packages(shutil.which)
         machine = {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), platform.machine())
         text = logic.sbom(document, module.params["system"].lower(), module.params["version"], machine)
         removed, emptied = logic.dirt(root)

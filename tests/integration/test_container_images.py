@@ -8,6 +8,7 @@ import json
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ NAME = f"cimage{os.getpid()}"
 PREFIX = f"localhost/{NAME}"
 OWN = "localhost/muster-node:trixie"
 ONLY_SLURM = ["common", "slurm"]
+RESULTS = ("stack_facts.json", "manifest.json", "sbom.cdx.json")
 # What decides what is installed must be the same for the image and for the nodes, or they install it again.
 VARIABLES = {"common_ca_certificates": "{{ query('ansible.builtin.fileglob', '/usr/local/share/ca-certificates/*.crt') }}"}
 
@@ -177,6 +179,40 @@ def base(images: Images) -> dict[str, str]:
         images.engine.change("rm", f"{NAME}-{name}")
         under = made[name]
     return made
+
+
+@pytest.fixture(scope="module")
+def contract(images: Images) -> dict[str, str]:
+    """NCCL is Debian's own, the tests are a small contract archive that stands for the real source."""
+    archives = images.folder / "contract"
+    subprocess.run([sys.executable, str(ROOT / ".config/molecule/contract_archives.py"), str(archives)], check=True)
+    variables = {"muster_mirror": str(archives), "muster_cache_dir": str(images.folder / "cache")}
+    return {"stack": str(archives / "contract.yml"), "ansible_variables": json.dumps(variables)}
+
+
+def test_over_a_base_only_what_is_missing_is_added(images: Images, base: dict[str, str], contract: dict[str, str]) -> None:
+    said, code = images.build("nccl-tests", "added", base=base["cuda"], components=["cuda", "nccl", "nccl_tests"], **contract)
+    assert code == 0, said[-5000:]
+    image = images.made(said)
+    assert image == f"{PREFIX}/nccl-tests:cuda12.4.1-efa0-ofi0-nccl2.22.3-tests2.19.6"
+    facts, manifest, parts = (json.loads((images.folder / "added" / each).read_text()) for each in RESULTS)
+    assert {name: each["version"] for name, each in facts["base"].items() if name in ("cuda", "nccl")} == {"cuda": "12.4.1"}
+    assert list(manifest["components"]) == ["nccl", "nccl_tests"]
+    # It was built there; what built it is gone, from the lists too, and what it loads is not.
+    assert said.count("Take a while to build") == 1
+    assert images.sh(image, "dpkg-query -W -f '${Package}\\n'").split() == sorted(manifest["packages"])
+    assert {"g++", "make", "libopenmpi-dev"} & set(manifest["packages"]) == set()
+    assert {each["name"] for each in parts["components"]} == {"nccl", "nccl_tests", *manifest["packages"]}
+    assert images.sh(image, "sha256sum --quiet --check .muster-files", folder="/opt/nccl-tests") == ""
+
+
+def test_the_newer_nccl_of_a_base_stays_where_it_is_left_out(images: Images, base: dict[str, str], contract: dict[str, str]) -> None:
+    said, code = images.build("nccl-tests", "kept", base=base["nccl"], components=["cuda", "nccl_tests"], **contract)
+    assert code == 0, said[-5000:]
+    assert images.made(said) == f"{PREFIX}/nccl-tests:cuda12.4.1-efa0-ofi0-nccl2.99.1-tests2.19.6"
+    _, manifest, _ = (json.loads((images.folder / "kept" / each).read_text()) for each in RESULTS)
+    assert list(manifest["components"]) == ["nccl_tests"]
+    assert {"libnccl2", "libnccl-dev"} & set(manifest["packages"]) == set()
 
 
 def test_an_older_nccl_than_the_bases_is_refused_and_nothing_is_left(images: Images, base: dict[str, str]) -> None:
