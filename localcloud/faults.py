@@ -25,6 +25,9 @@ import boto3
 from ansible_collections.muster.fleet.plugins.module_utils.container_engine import NodeContainerError
 
 PATH = "/localcloud/faults"
+# Of a session of Systems Manager.
+CHANNEL = "/localcloud/data-channel/"
+NO_CHANNEL = b"The local cloud opens sessions but has no data channel; take ssh to the instance's address, or Run Command.\n"
 REGIONS = boto3.session.Session().get_available_regions("ec2")
 FORMS = (
     {"action", "error", "times"},
@@ -80,6 +83,9 @@ class Faults:
                 return [f"{error}\n".encode()]
             start_response("204 No Content", [])
             return []
+        if environ["PATH_INFO"].startswith(CHANNEL):
+            start_response("501 Not Implemented", [("Content-Type", "text/plain")])
+            return [NO_CHANNEL]
         environ["wsgi.input"] = BytesIO(body)
         # moto answers with a traceback, which clients take for a fault that passes.
         scope = re.search(r"Credential=[^/]+/\d+/([^/]+)/(\w+)", environ.get("HTTP_AUTHORIZATION", ""))

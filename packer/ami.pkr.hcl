@@ -36,6 +36,12 @@ locals {
       "a key to sign with: ${local.private_key} is no file; provenance names a PEM file of this machine"
     )
   })
+  # Packer would start the builder and ask for five minutes.
+  ssh_interface = !var.session_manager ? "" : (
+    anytrue([for each in split(":", var.search_path) : fileexists("${each}/session-manager-plugin")]) ? "session_manager" : file(
+      "AWS's session-manager-plugin on PATH: session_manager reaches the builder by it; install it, or leave session_manager out"
+    )
+  )
   publish = join(" && ", concat(
     ["'${local.bin}python3' '${local.project}/packer/publish.py' '${local.results}' '${var.ssm_parameter}'"],
     length(local.provenance) == 0 ? [] : [join(" ", [
@@ -61,9 +67,28 @@ source "amazon-ebs" "image" {
   instance_type = var.instance_type
   subnet_id     = var.subnet_id
   ssh_username  = var.ssh_username
-  ssh_interface = var.session_manager ? "session_manager" : ""
+  ssh_interface = local.ssh_interface
 
-  iam_instance_profile    = var.iam_instance_profile
+  iam_instance_profile = var.iam_instance_profile
+  # What its agent needs for sessions, for as long as the build takes.
+  dynamic "temporary_iam_instance_profile_policy_document" {
+    for_each = var.session_manager && var.iam_instance_profile == "" ? ["sessions"] : []
+    content {
+      Version = "2012-10-17"
+      Statement {
+        Effect = "Allow"
+        Action = [
+          "ssm:UpdateInstanceInformation",
+          "ssmmessages:CreateControlChannel",
+          "ssmmessages:CreateDataChannel",
+          "ssmmessages:OpenControlChannel",
+          "ssmmessages:OpenDataChannel",
+        ]
+        Resource = ["*"]
+      }
+    }
+  }
+
   temporary_key_pair_type = "ed25519"
   # A builder that is switched off, by whomever, is gone.
   shutdown_behavior = "terminate"

@@ -159,8 +159,14 @@ variable "iam_instance_profile" {
 
 variable "session_manager" {
   type        = bool
-  description = "Reach the builder through Session Manager, which needs an instance profile and AWS's plugin here, and no open port."
+  description = "Reach the builder through Session Manager, which needs AWS's plugin here and no open port. Without iam_instance_profile it gets a role for the time of the build."
   default     = false
+}
+
+variable "search_path" {
+  type        = string
+  description = "Where that plugin is looked for."
+  default     = env("PATH")
 }
 
 variable "results" {

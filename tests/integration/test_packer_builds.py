@@ -8,12 +8,16 @@ import json
 import os
 import re
 import subprocess
+import sys
 import time
 import urllib.request
 from collections.abc import Iterator
 
 import pytest
+from apt_proxy import AptProxy
 from local_cloud import ROOT, LocalCloud, ami_of, build_argv, with_packer
+
+from localcloud.machines import Machines
 
 pytestmark = pytest.mark.engine
 
@@ -25,10 +29,10 @@ def cloud(artifacts) -> Iterator[LocalCloud]:
     yield from with_packer(NAME, artifacts)
 
 
-def begin(cloud: LocalCloud, results: str, **variables: object) -> subprocess.Popen:
-    argv = build_argv("base", cloud.folder / results, **variables)
+def begin(cloud: LocalCloud, results: str, path: str = os.environ["PATH"], **variables: object) -> subprocess.Popen:
+    argv, env = build_argv("base", cloud.folder / results, **variables), {**cloud.env, "PATH": path}
     with (cloud.folder / f"{results}.txt").open("w") as output:
-        return subprocess.Popen(argv, cwd=ROOT, env=cloud.env, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
+        return subprocess.Popen(argv, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
 
 
 @pytest.fixture(scope="module")
@@ -42,10 +46,29 @@ def keys(cloud: LocalCloud) -> tuple[str, str]:
 
 
 @pytest.fixture(scope="module")
-def amis(cloud: LocalCloud, keys: tuple[str, str]) -> list[str]:
-    """Of two builds that began in the same second, the first of which is signed."""
-    provenance = {"location": "ssm:/provenance", "private_key": keys[0]}
-    builds = {name: begin(cloud, name, provenance=given) for name, given in (("one", provenance), ("two", {}))}
+def apt_proxy(cloud: LocalCloud) -> Iterator[AptProxy]:
+    """A cache that the builders reach, as a site has one."""
+    with AptProxy(Machines(cloud.name, cloud.env).gateway(), cloud.folder / "packages") as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def plugin(cloud: LocalCloud) -> str:
+    """A folder with a stand-in for AWS's session-manager-plugin."""
+    program = cloud.folder / "bin/session-manager-plugin"
+    program.parent.mkdir()
+    program.write_text(f"#!{sys.executable}\n{(ROOT / 'tests/support/session_manager_plugin.py').read_text()}")
+    program.chmod(0o755)
+    return str(program.parent)
+
+
+@pytest.fixture(scope="module")
+def amis(cloud: LocalCloud, keys: tuple[str, str], plugin: str, apt_proxy: AptProxy) -> list[str]:
+    """Of two builds that began in the same second, the first of which is signed, and the second goes through Session Manager."""
+    path = f"{plugin}:{os.environ['PATH']}"
+    site = {"ansible_variables": json.dumps({"muster_image_apt_proxy": apt_proxy.url})}
+    signed = begin(cloud, "one", **site, provenance={"location": "ssm:/provenance", "private_key": keys[0]})
+    builds = {"one": signed, "two": begin(cloud, "two", path, **site, session_manager=True)}
     for name, build in builds.items():
         assert build.wait(400) == 0, (cloud.folder / f"{name}.txt").read_text()[-3000:]
     return [ami_of((cloud.folder / f"{name}.txt").read_text()) for name in builds]
@@ -55,6 +78,34 @@ def test_two_builds_at_once_make_two_images(cloud: LocalCloud, amis: list[str]) 
     images = cloud.client("ec2").describe_images(ImageIds=amis)["Images"]
     assert len({each["Name"] for each in images}) == 2
     assert cloud.running() == []
+
+
+def test_what_one_build_fetched_another_does_not_fetch_again(cloud: LocalCloud, amis: list[str], apt_proxy: AptProxy) -> None:
+    asked, fetched = ([url for url in urls if url.endswith(".deb")] for urls in (apt_proxy.asked, apt_proxy.fetched))
+    manifest = json.loads((cloud.folder / "one/manifest.json").read_text())
+    assert {"jq", "curl"} <= set(manifest["packages"])
+    assert any("/jq_" in url for url in fetched)
+    assert len(fetched) == len(set(fetched)) == len(asked) / 2
+    # What stays in the image asks nobody who may not be there.
+    ssm, ec2 = cloud.client("ssm"), cloud.client("ec2")
+    made = ec2.run_instances(ImageId=amis[0], InstanceType="c7i.large", MinCount=1, MaxCount=1)["Instances"][0]["InstanceId"]
+    look = {"commands": ["apt-config dump | grep -i proxy"]}
+    sent = ssm.send_command(InstanceIds=[made], DocumentName="AWS-RunShellScript", Parameters=look)
+    ec2.terminate_instances(InstanceIds=[made])
+    done = ssm.get_command_invocation(CommandId=sent["Command"]["CommandId"], InstanceId=made)
+    assert (done["StandardOutputContent"], done["ResponseCode"]) == ("", 1)
+
+
+def test_session_manager_reached_the_builder_without_an_open_port_and_nothing_is_left_of_it(cloud: LocalCloud, amis: list[str]) -> None:
+    said = (cloud.folder / "two.txt").read_text()
+    assert re.search(r'Starting portForwarding session "localcloud-\w+"', said)
+    assert "Using SSH communicator to connect: localhost" in said
+    assert "Authorizing access to port 22" in (cloud.folder / "one.txt").read_text()
+    assert "Authorizing access to port 22" not in said
+    ssm, iam = cloud.client("ssm"), cloud.client("iam")
+    assert ssm.describe_sessions(State="Active")["Sessions"] == []
+    assert {each["DocumentName"] for each in ssm.describe_sessions(State="History")["Sessions"]} == {"AWS-StartPortForwardingSession"}
+    assert (iam.list_instance_profiles()["InstanceProfiles"], iam.list_roles()["Roles"]) == ([], [])
 
 
 def test_a_signed_image_is_verified_and_its_instance_taken_away(cloud: LocalCloud, amis: list[str], keys: tuple[str, str]) -> None:

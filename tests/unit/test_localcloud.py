@@ -5,6 +5,8 @@
 from __future__ import annotations
 
 import base64
+import urllib.error
+import urllib.request
 from types import SimpleNamespace
 
 import pytest
@@ -308,6 +310,22 @@ def test_run_command_runs_on_the_named_instances_alone(ec2, client) -> None:
     done = ssm.get_command_invocation(CommandId=sent["CommandId"], InstanceId=one)
     assert (done["Status"], done["ResponseCode"]) == ("Failed", 3)
     assert (done["StandardOutputContent"], done["StandardErrorContent"]) == (f"{one} ran uptime\nid", "an error")
+
+
+def test_session_manager_opens_sessions_to_what_runs_and_has_no_channel(ec2, client) -> None:
+    one, other = (each["InstanceId"] for each in run(ec2, MinCount=2, MaxCount=2))
+    ssm = client("ssm")
+    opened = [ssm.start_session(Target=each) for each in (one, other)]
+    listed = ssm.describe_sessions(State="Active")["Sessions"]
+    assert [(each["SessionId"], each["Target"]) for each in listed] == [(opened[0]["SessionId"], one), (opened[1]["SessionId"], other)]
+    with pytest.raises(urllib.error.HTTPError, match="501"):
+        urllib.request.urlopen(opened[0]["StreamUrl"].replace("ws:", "http:"))
+    ssm.terminate_session(SessionId=opened[0]["SessionId"])
+    ec2.stop_instances(InstanceIds=[other])
+    assert ssm.describe_sessions(State="Active")["Sessions"] == []
+    assert [each["Status"] for each in ssm.describe_sessions(State="History")["Sessions"]] == ["Terminated"] * 2
+    assert code(ssm.start_session, Target=other) == "TargetNotConnected"
+    assert code(ssm.terminate_session, SessionId="none") == "DoesNotExistException"
 
 
 def test_user_data_survives_its_encoding(ec2, machines: Machines) -> None:

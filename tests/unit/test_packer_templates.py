@@ -80,6 +80,17 @@ def test_what_could_not_be_used_is_refused_before_anything_starts(validate, wron
     assert said in " ".join(text.replace("│", " ").split())
 
 
+@pytest.mark.parametrize("profile", ["", "of-ours"])
+def test_session_manager_needs_its_plugin_and_is_asked_for(validate, tmp_path: Path, profile: str) -> None:
+    more = ("-var", "session_manager=true", "-var", f"iam_instance_profile={profile}", "-var", f"search_path=/none:{tmp_path}")
+    files = ("debian-13-x86_64.pkrvars.hcl", "slurm-cpu.pkrvars.hcl")
+    text, code = validate(*files, *more)
+    assert code != 0
+    assert "AWS's session-manager-plugin on PATH: session_manager reaches the builder by it; install it, or leave" in " ".join(text.split())
+    (tmp_path / "session-manager-plugin").touch()
+    assert validate(*files, *more) == ("The configuration is valid.\n", 0)
+
+
 def test_the_files_name_components_and_groups_that_are_there() -> None:
     known = yaml.safe_load((ROOT / "playbooks/vars/components.yml").read_text())["muster_component_groups"]
     groups = {name for each in known.values() for name in each}

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright: the Muster developers
+"""A site's cache of packages, small: an HTTP proxy that keeps packages, and knows what it was asked for and what it fetched."""
+
+from __future__ import annotations
+
+import collections
+import hashlib
+import http.server
+import shutil
+import socket
+import threading
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+# linux/in.h: an address may be bound that is not there yet.
+IP_FREEBIND = 15
+
+
+class AptProxy(http.server.ThreadingHTTPServer):
+    """Serves at an address from `with` to its end; `asked` and `fetched` are URLs, in order."""
+
+    def __init__(self, address: str, folder: Path) -> None:
+        super().__init__((address, 0), Handler)
+        self.folder = folder
+        folder.mkdir()
+        self.url = f"http://{address}:{self.server_port}"
+        self.asked: list[str] = []
+        self.fetched: list[str] = []
+        self.locks: dict[str, threading.Lock] = collections.defaultdict(threading.Lock)
+
+    def server_bind(self) -> None:
+        self.socket.setsockopt(socket.SOL_IP, IP_FREEBIND, 1)
+        super().server_bind()
+
+    def __enter__(self) -> AptProxy:
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+        self.server_close()
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: AptProxy
+
+    def do_GET(self) -> None:
+        self.server.asked.append(self.path)
+        # Whoever asks second waits for the first.
+        with self.server.locks[self.path]:
+            kept = self.server.folder / hashlib.sha256(self.path.encode()).hexdigest()
+            try:
+                if not kept.exists():
+                    self.server.fetched.append(self.path)
+                    with urllib.request.urlopen(self.path, timeout=120) as answer, kept.with_suffix(".part").open("wb") as part:
+                        shutil.copyfileobj(answer, part)
+                    kept.with_suffix(".part").rename(kept)
+                body = kept.read_bytes()
+                # A list of packages may be another the next time.
+                if not self.path.endswith(".deb"):
+                    kept.unlink()
+            except urllib.error.HTTPError as error:
+                self.send_response(error.code)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+                return
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Nothing on the screen."""
