@@ -17,7 +17,7 @@ from pathlib import Path
 
 from .fleets import ROOT
 
-sys.path.insert(0, str(ROOT / "tests/support"))
+sys.path[:0] = [str(ROOT / "tests/support"), str(ROOT / "tools")]
 
 from local_cloud import LocalCloud, ami_of
 
