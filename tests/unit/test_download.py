@@ -108,6 +108,20 @@ def test_a_folder_without_the_file_is_told_at_once(tmp_path: Path) -> None:
         cached(source, tmp_path / "cache", wait=100)
 
 
+def test_half_an_archive_in_a_mirror_folder_is_refused_until_the_folder_has_it_whole(tmp_path: Path) -> None:
+    kept = tmp_path / "mirror" / "example.org" / "x.tar.gz"
+    kept.parent.mkdir(parents=True)
+    kept.write_bytes(ARCHIVE[:200])
+    source = {"kind": "url", "url": f"file://{kept}", "sha256": SHA256}
+    with pytest.raises(DownloadError) as error:
+        cached(source, tmp_path / "cache", wait=0)
+    half = hashlib.sha256(ARCHIVE[:200]).hexdigest()
+    assert str(error.value) == f"file://{kept} has the sha256 {half} and the stack says {SHA256}; the file was removed."
+    assert kept.read_bytes() == ARCHIVE[:200], "the folder is its owner's: the copy went"
+    kept.write_bytes(ARCHIVE)
+    assert cached(source, tmp_path / "cache").read_bytes() == ARCHIVE
+
+
 def test_a_signature_is_looked_at_every_time(server, source, signed, tmp_path: Path) -> None:
     server.files.update({"/key": signed["key"], "/a/x-1.0.tar.gz.sig": signed["signature"]})
     signature = {"key": "HOST/key", "fingerprint": signed["fingerprint"], "url": "HOST/a/x-1.0.tar.gz.sig"}

@@ -30,7 +30,7 @@ def headers_task() -> dict:
     return task
 
 
-# name: (facts, role, its variables, what it says)
+# name: (facts, role or role:tasks, its variables, what it says)
 CASES = {
     "unknown OS": (FEDORA, "efa", {}, "Stack aws-2026.11 has no efa for fedora42 on x86_64; give efa a source for it."),
     "refused on this OS": (DEBIAN, "neuron", {"muster_stack_name": "aws-2026.11"}, "neuron 2.32.0 is refused on debian13: "),
@@ -54,6 +54,13 @@ CASES = {
         {"__stack_components": ["cuda", "nccl"], "__phases_space": {"cuda": 10**9, "nccl": 2, "efa": 1500}},
         "cuda, nccl together need 1000000002 MiB on / and ",
     ),
+    "headers that the archives do not have": (
+        DEBIAN,
+        "kernel:headers",
+        {"__kernel": {"target": "6.12.1-none", "header_packages": ["linux-headers-6.12.1-none"]}},
+        "The headers of kernel 6.12.1-none (linux-headers-6.12.1-none) could not be installed, so that no driver can be built for it; "
+        "name a kernel whose headers the package archives have in kernel_packages, and run it.",
+    ),
     "kernel without headers": (
         DEBIAN,
         "",
@@ -72,7 +79,9 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     (folder / "site.yml").write_text(json.dumps(site))
     play = []
     for number, (facts, role, variables, _said) in enumerate(CASES.values()):
-        run = {"ansible.builtin.include_role": {"name": f"muster.fleet.{role}"}} if role else headers_task()
+        name, _colon, tasks_from = role.partition(":")
+        included = {"name": f"muster.fleet.{name}", "tasks_from": tasks_from or "main"}
+        run = {"ansible.builtin.include_role": included} if role else headers_task()
         known = {"ansible.builtin.set_fact": {**facts, **MACHINE, "cacheable": True}}
         heard = {
             "ansible.builtin.copy": {"content": "{{ ansible_failed_result.msg }}", "dest": f"{folder}/{number}.txt"},
