@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+import jinja2.nativetypes
 import pytest
 import yaml
 from ansible.plugins.filter import core
@@ -15,6 +16,7 @@ from ansible.plugins.filter import core
 from ansible_collections.muster.fleet.plugins.filter import storage
 
 ROLES = Path(__file__).parents[2] / "roles"
+NATIVE = jinja2.nativetypes.NativeEnvironment(undefined=jinja2.StrictUndefined)
 JINJA = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True, autoescape=False)
 JINJA.filters |= {"regex_replace": core.regex_replace, "muster.fleet.mount_unit": storage.FilterModule().filters()["mount_unit"]}
 
@@ -62,3 +64,19 @@ def test_each_file_system_of_lustre_must_be_mounted_from_its_own_source() -> Non
         "mounted_fsx": ("fs-1@tcp:/a", "/fsx", ""),
         "mounted_lustre_my_data": ("fs-2@tcp:/b", "/lustre/my data", ""),
     }
+
+
+@pytest.mark.parametrize(("compile_for", "options"), [("", []), ("90", ["-arch=sm_90"])])
+def test_cuda_compiles_for_the_gpu_that_is_named(compile_for: str, options: list[str]) -> None:
+    [task] = yaml.safe_load((ROLES / "cuda/tasks/verify_image.yml").read_text())
+    [asked] = [each for each in task["muster.fleet.check"]["checks"] if each["check"] == "compiles"]
+    variables = {"__cuda_compile": "SCRIPT", "__cuda_nvcc": "/usr/bin/nvcc", "cuda_compile_for": compile_for}
+    assert NATIVE.from_string(asked["argv"]).render(variables) == ["sh", "-c", "SCRIPT", "/usr/bin/nvcc", *options]
+
+
+@pytest.mark.parametrize(("from_system", "state"), [(True, "absent"), (False, "present")])
+def test_shells_are_told_where_nvidia_s_own_toolkit_lies_and_no_other(from_system: bool, state: str) -> None:
+    [_packages, profile] = yaml.safe_load((ROLES / "cuda/tasks/install.yml").read_text())
+    [file] = profile["muster.fleet.config_files"]["files"]
+    assert JINJA.from_string(file["state"]).render(__cuda_from_system=from_system) == state
+    assert JINJA.from_string(file["content"]).render(__cuda_home="/usr/local/cuda").endswith("\nexport PATH=$PATH:/usr/local/cuda/bin")
