@@ -10,7 +10,7 @@ import json
 def test_a_kernel_becomes_machine_code_of_the_gpu(host):
     source = "__global__ void add(int *x) { *x += 1; }"
     made = host.check_output(
-        "cd /tmp && echo '%s' >k.cu && nvcc -arch=sm_90 -cubin -o k.cubin k.cu && cuobjdump --dump-sass k.cubin", source
+        "cd /tmp && echo %s >k.cu && nvcc -arch=sm_90 -cubin -o k.cubin k.cu && cuobjdump --dump-sass k.cubin", source
     )
     assert "sm_90" in made
 
@@ -18,6 +18,10 @@ def test_a_kernel_becomes_machine_code_of_the_gpu(host):
 def test_no_driver_came_with_it(host):
     names = host.check_output("dpkg-query --show --showformat '${Package}\\n'").splitlines()
     assert not {"nvidia-driver", "nvidia-kernel-dkms", "nvidia-open-kernel-dkms"} & set(names)
+
+
+def test_shells_need_no_path_to_it(host):
+    assert not host.file("/etc/profile.d/muster-cuda.sh").exists
 
 
 def test_manifest_tells_the_version(host):
