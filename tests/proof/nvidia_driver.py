@@ -67,6 +67,12 @@ def test_debian_12_builds_the_open_module_for_its_own_kernel(artifacts) -> None:
     assert re.search(rf"nvidia-current-open/535\.261\.03, {kernel}, x86_64: installed", status)
     path = made.ansible(NODE, "sh", "-c", f"modinfo -k {kernel} -F version nvidia-current-open nvidia-current-open-uvm | sort -u")
     assert "535.261.03" in path
+    # Of another version they would not talk to the module, and two such versions are in Debian's archive too.
+    libraries = made.ansible(
+        NODE, "sh", "-c", "readlink -f $(ldconfig -p | sed -n 's/.*(libc6,x86-64) => //p' | grep -E '/lib(cuda|nvidia-ml)[.]so[.]1$')"
+    )
+    assert sorted(each.rsplit("/", 1)[1] for each in libraries.split()) == ["libcuda.so.535.261.03", "libnvidia-ml.so.535.261.03"]
+    assert made.ansible(NODE, "ls", "/usr/bin/nvidia-smi").split() == ["/usr/bin/nvidia-smi"]
     again = converge(made, kernel_packages=packages)
     assert again.returncode == 0, again.stdout[-5000:]
     assert re.search(rf"^{NODE} .* changed=0 ", again.stdout, re.MULTILINE)
