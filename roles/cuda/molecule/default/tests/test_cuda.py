@@ -9,9 +9,7 @@ import json
 
 def test_a_kernel_becomes_machine_code_of_the_gpu(host):
     source = "__global__ void add(int *x) { *x += 1; }"
-    made = host.check_output(
-        "cd /tmp && echo %s >k.cu && nvcc -arch=sm_90 -cubin -o k.cubin k.cu && cuobjdump --dump-sass k.cubin", source
-    )
+    made = host.check_output("cd /tmp && echo %s >k.cu && nvcc -arch=sm_90 -cubin -o k.cubin k.cu && cuobjdump --dump-sass k.cubin", source)
     assert "sm_90" in made
 
 
