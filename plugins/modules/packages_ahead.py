@@ -129,7 +129,7 @@ def main():
     steps = [names for names in (packages.lacking(module, names) for names in steps) if names]
     if steps and not module.check_mode:
         in_background(module, steps)
-    module.exit_json(changed=False, begun=[name for names in steps for name in names])
+    module.exit_json(changed=bool(steps), begun=[name for names in steps for name in names])
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def begin(call, node: Path, **options: object) -> list[str]:
     result = call(module, **{"steps": STEPS, "manifest": str(node / "manifest.json"), **options})
-    assert not result.get("changed"), result
+    assert result["changed"] == bool(result["begun"])
     return result["begun"]
 
 
