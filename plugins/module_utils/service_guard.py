@@ -77,6 +77,14 @@ def ahead_runs():
     return False
 
 
+def ahead_done():
+    """The packages whose step is over, and with it apt's own work after it."""
+    if not os.path.exists(AHEAD):
+        return set()
+    with open(AHEAD, encoding="utf-8") as lock:
+        return set(lock.read().split())
+
+
 def begin_ahead():
     """Refuse services while packages are installed ahead: the lock that says so, for end_ahead(), or None where somebody has it."""
     lock = open(AHEAD, "w", encoding="utf-8")  # noqa: SIM115 # end_ahead() closes it

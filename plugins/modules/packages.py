@@ -104,10 +104,9 @@ def main():
     params = module.params
     options = {name: params[name] for name in ("release", "lists_age", "lock_timeout", "durable")}
     if shutil.which("apt-get"):
-        names = logic.lacking(module, params["names"])
-        while names and service_guard.ahead_runs():
+        while service_guard.ahead_runs() and not service_guard.ahead_done().issuperset(params["names"]):
             time.sleep(0.2)
-            names = logic.lacking(module, params["names"])
+        names = logic.lacking(module, params["names"])
         try:
             done = logic.apt(module, names, **options) if names else {}
         except logic.PackageError as error:

@@ -90,9 +90,11 @@ def in_background(module, steps):
         null = os.open(os.devnull, os.O_RDWR)
         for number in range(3):
             os.dup2(null, number)
-        for names in steps:
+        for names, lacking in steps:
             with suppress(packages.PackageError):  # the role that needs them tries again and says why
-                packages.apt(module, names, durable=module.params["durable"])
+                if lacking:
+                    packages.apt(module, lacking, durable=module.params["durable"])
+            print(*names, file=lock, flush=True)
     finally:
         service_guard.end_ahead(lock)
         os._exit(0)  # whatever happened: Ansible has had its answer
@@ -126,10 +128,12 @@ def main():
     steps = [step["names"] for step in module.params["steps"] if step["component"] not in known]
     if not shutil.which("apt-get") or manifest.space_problem(module.params["space"], known, disk.f_bavail * disk.f_frsize >> 20):
         steps = []
-    steps = [names for names in (packages.lacking(module, names) for names in steps) if names]
-    if steps and not module.check_mode:
+    # What is there already is done first.
+    steps = sorted(((names, packages.lacking(module, names)) for names in steps), key=lambda step: bool(step[1]))
+    begun = [name for _names, lacking in steps for name in lacking]
+    if begun and not module.check_mode:
         in_background(module, steps)
-    module.exit_json(changed=bool(steps), begun=[name for names in steps for name in names])
+    module.exit_json(changed=bool(begun), begun=begun)
 
 
 if __name__ == "__main__":

@@ -50,6 +50,14 @@ def test_first_run_ends_with_summary_and_report(fleet: Fleet) -> None:
     assert (fleet.first_run / "report.html").stat().st_size > 20_000
 
 
+def test_packages_of_new_nodes_are_begun_with_before_their_roles(fleet: Fleet, second) -> None:
+    [begun, again] = [
+        run.stdout.split("TASK [stack_ahead | Begin to install packages")[1].split("TASK [")[0] for run in (fleet.first, second)
+    ]
+    assert len(re.findall(r"^changed: ", begun, re.MULTILINE)) == 4
+    assert len(re.findall(r"^ok: ", again, re.MULTILINE)) == 4
+
+
 def test_report_says_what_was_proven(fleet: Fleet) -> None:
     report = report_of(fleet.first_run)
     jsonschema.Draft202012Validator(json.loads((ROOT / "docs" / "report.schema.json").read_text())).validate(report)

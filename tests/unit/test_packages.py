@@ -147,19 +147,20 @@ def test_waits_for_somebody_who_reads_lists(call, node):
 def test_what_is_installed_ahead_is_waited_for(call, node, monkeypatch):
     lock = open(service_guard.AHEAD, "w")  # noqa: SIM115 # closed below
     fcntl.flock(lock, fcntl.LOCK_EX)
+    node.installed = "munge 0.5.16-1 ii \n"
     slept = []
 
     def sleep(_seconds):
         slept.append(1)
         if len(slept) == 3:
-            node.installed = "munge 0.5.16-1 ii \n"
+            print("jq", "munge", file=lock, flush=True)
 
     monkeypatch.setattr(module.time, "sleep", sleep)
     assert not call(module, names=["munge"])["changed"]
-    assert (len(slept), node.asked) == (3, [])
+    assert (len(slept), node.asked) == (3, []), "it is there before apt has ended its step"
     node.installed = ""
     monkeypatch.setattr(module.time, "sleep", lambda _seconds: lock.close())
-    assert call(module, names=["munge"])["changed"], "what it did not bring is installed after it"
+    assert call(module, names=["munge", "slurmd"])["changed"], "what it did not bring is installed after it"
     assert node.asked == ["update", "install"]
 
 
