@@ -94,7 +94,8 @@ def in_background(module, steps):
             with suppress(packages.PackageError):  # the role that needs them tries again and says why
                 if lacking:
                     packages.apt(module, lacking, durable=module.params["durable"])
-            print(*names, file=lock, flush=True)
+            lock.write(" ".join(names) + "\n")
+            lock.flush()
     finally:
         service_guard.end_ahead(lock)
         os._exit(0)  # whatever happened: Ansible has had its answer
