@@ -15,11 +15,16 @@ author:
 description:
   - Ansible forks a worker for each task and host, and each worker reads the filters, tests and lookups that its templates use from disk.
     What the parent has loaded before the first fork, no worker loads.
+  - The C(vars_files) of a play, which Ansible parses again for each task and host, are parsed once. A name with a template in it is left to
+    Ansible.
   - Changes no result, and prints nothing.
 requirements:
   - Enabled by C(callbacks_enabled=muster.fleet.warm_workers).
 """
 
+import gc
+
+from ansible.errors import AnsibleError
 from ansible.plugins.callback import CallbackBase
 from ansible.plugins.loader import action_loader, connection_loader, filter_loader, lookup_loader, shell_loader, test_loader
 
@@ -44,3 +49,16 @@ class CallbackModule(CallbackBase):
         action_loader.get("ansible.builtin.normal", class_only=True)
         connection_loader.get("ansible.builtin.ssh", class_only=True)
         shell_loader.get("sh")
+
+    def v2_playbook_on_play_start(self, play):
+        loader = play.get_loader()
+        for name in play.get_vars_files():
+            if isinstance(name, str) and "{{" not in name:
+                try:
+                    found = loader.path_dwim_relative_stack(play.get_search_path(), "vars", name)
+                    loader.load_from_file(found, unsafe=True, trusted_as_template=True)  # keeps it for the next who asks
+                except AnsibleError:
+                    continue  # Ansible itself says what is wrong with it, where it needs it
+        # What is here now stays: the collector of a worker neither visits it nor copies its pages.
+        gc.collect()
+        gc.freeze()
