@@ -5,6 +5,15 @@
 
 from __future__ import annotations
 
+PROPERTIES = "Id,LoadState,ActiveState,UnitFileState,NeedDaemonReload,InactiveExitTimestampMonotonic"
+# For a unit that has a SysV script beside it Debian's systemctl starts update-rc.d as well, though only the unit counts.
+ENVIRONMENT = {"SYSTEMCTL_SKIP_SYSV": "1"}
+
+
+def show(module, names):
+    """{name: properties} of the units of this node, asked in one call. `module` is the AnsibleModule that runs it."""
+    return parse_show(module.run_command(["systemctl", "show", "--property=" + PROPERTIES, *names], check_rc=True)[1], names)
+
 
 def parse_show(text, names):
     """`systemctl show --property=Id,… a b` -> {name as asked: properties}; systemd answers in the order of the question."""

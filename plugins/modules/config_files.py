@@ -57,6 +57,8 @@ options:
           - Command as a list that brings the file into force, such as a reload of what reads it. It runs when the file changed, after all
             files are written; the same command of several files runs once.
           - When it fails the files that named it are put back as they were, so that the next run finds them changed again.
+          - With an item C(%s), which becomes the path of a copy of the file as it will be, it runs before any file is written. When it
+            fails nothing is written, and a run that is killed in between finds the file changed again.
         type: list
         elements: str
         version_added: 0.2.0
@@ -322,7 +324,7 @@ def main():
         },
         supports_check_mode=True,
     )
-    pending, diffs, applied = [], [], {}
+    pending, diffs, before, applied = [], [], [], {}
     files = module.params["files"]
     for index, spec in enumerate(files + module.params["secrets"]):
         have = current(spec["dest"])
@@ -338,7 +340,10 @@ def main():
                 message = "The new %s was refused by %s, nothing was written: %s"
                 module.fail_json(msg=message % (spec["dest"], spec["validate"][0], (err or out).strip()))
         pending.append((spec["dest"], want))
-        if spec["apply"]:
+        if spec["apply"] and "%s" in spec["apply"]:
+            staged = stage(module, index, want[0] if want else b"")
+            before.append((spec["dest"], [staged if part == "%s" else part for part in spec["apply"]]))
+        elif spec["apply"]:
             applied.setdefault(tuple(spec["apply"]), []).append((spec["dest"], have))
         if module.params["show_diff"] and index < len(files):
             diffs.append(
@@ -360,6 +365,10 @@ def main():
             names = ", ".join(os.path.basename(dest) for dest in dests) + (" was" if len(dests) == 1 else " were")
             module.fail_json(msg=message % (names, (err or out).strip()))
     if not module.check_mode:
+        for dest, command in before:
+            rc, out, err = module.run_command(command)
+            if rc != 0:
+                module.fail_json(msg="%s failed for the new %s, nothing was written: %s" % (command[0], dest, (err or out).strip()))
         for dest, want in pending:
             try:
                 put(dest, want)

@@ -42,6 +42,20 @@ options:
       - A container, which is thrown away after one, needs that not.
     type: bool
     default: true
+  disabled:
+    description:
+      - Units that are stopped and disabled once the packages are there, for the packages' own scripts enable them.
+      - One that does not exist is as it should be.
+    type: list
+    elements: str
+    default: []
+    version_added: 0.3.0
+  removed:
+    description: Files that are removed once the packages are there, for the packages' own scripts make them.
+    type: list
+    elements: path
+    default: []
+    version_added: 0.3.0
 attributes:
   check_mode:
     description: Says what would be installed. Package lists are a cache and are read in check mode as well.
@@ -55,6 +69,12 @@ EXAMPLES = r"""
 - name: install | Install the packages
   muster.fleet.packages:
     names: [munge, slurmd]
+
+- name: install | Install the packages, without the key that munge's makes
+  muster.fleet.packages:
+    names: [munge, slurmd]
+    disabled: [munge, slurmd]
+    removed: [/etc/munge/munge.key]
 """
 
 RETURN = r"""
@@ -62,15 +82,22 @@ installed:
   description: Version of each package that was installed or would be, as {package, version}. With dnf in check mode the versions are empty.
   returned: always
   type: dict
+undone:
+  description: Units of O(disabled) and files of O(removed) that were so not.
+  returned: always
+  type: list
+  elements: str
+  version_added: 0.3.0
 """
 
+import os
 import shutil
 import time
 
 from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.muster.fleet.plugins.module_utils import packages as logic
-from ansible_collections.muster.fleet.plugins.module_utils import service_guard
+from ansible_collections.muster.fleet.plugins.module_utils import service_guard, units
 from ansible_collections.muster.fleet.plugins.module_utils.manifest import parse_rpm
 
 
@@ -90,6 +117,19 @@ def installed_rpm(module, names):
     return parse_rpm(module.run_command(["rpm", "-q", "--qf", "%{NAME} %{VERSION}-%{RELEASE}\n", *shown])[1])
 
 
+def undo(module):
+    """Take back what the packages' own scripts did, and return it."""
+    gone = [path for path in module.params["removed"] if os.path.lexists(path)]
+    names = module.params["disabled"]
+    commands = units.plan(names, "stopped", units.show(module, names)) if names else []
+    if not module.check_mode:
+        for path in gone:
+            os.unlink(path)
+        for command in commands:
+            module.run_command(command, check_rc=True, environ_update=units.ENVIRONMENT)
+    return gone + [name for name in names if name in sum(commands, [])]
+
+
 def main():
     module = AnsibleModule(
         argument_spec={
@@ -98,6 +138,8 @@ def main():
             "lists_age": {"type": "int", "default": 3600},
             "lock_timeout": {"type": "int", "default": 300},
             "durable": {"type": "bool", "default": True},
+            "disabled": {"type": "list", "elements": "str", "default": []},
+            "removed": {"type": "list", "elements": "path", "default": []},
         },
         supports_check_mode=True,
     )
@@ -116,8 +158,11 @@ def main():
         done = dnf(module, names) if names else {}
     else:
         module.fail_json(msg="Neither apt-get nor dnf is on this node; Muster installs on Debian, Ubuntu and RPM systems.")
+    undone = undo(module)
     after = "".join("%s %s\n" % row for row in sorted(done.items()))
-    module.exit_json(changed=bool(done), installed=done, diff={"before": "", "after": after} if done else {})
+    before = "".join("%s\n" % name for name in undone)
+    diff = {"before": before, "after": after} if done or undone else {}
+    module.exit_json(changed=bool(done or undone), installed=done, undone=undone, diff=diff)
 
 
 if __name__ == "__main__":

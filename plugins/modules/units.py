@@ -16,10 +16,24 @@ author:
   - The Muster developers (@muster-fleet)
 options:
   names:
-    description: Units in the order in which they are started.
+    description: Units in the order in which they are started. Either these or O(units).
     type: list
     elements: str
-    required: true
+  units:
+    description: Units in the order in which they are started, each with what is its own.
+    type: list
+    elements: dict
+    version_added: 0.3.0
+    suboptions:
+      name:
+        description: As in O(names).
+        type: str
+        required: true
+      restart_after:
+        description: As O(restart_after), for this unit alone.
+        type: list
+        elements: path
+        default: []
   state:
     description:
       - V(started) starts units that are not active.
@@ -64,6 +78,14 @@ EXAMPLES = r"""
   muster.fleet.units:
     names: [munge, slurmctld]
     restart_after: [/etc/munge/munge.key]
+
+- name: configure | Start the database and what needs it
+  muster.fleet.units:
+    units:
+      - name: mariadb
+        restart_after: [/etc/mysql/mariadb.conf.d/60-site.cnf]
+      - name: slurmdbd
+        restart_after: [/etc/slurm/slurmdbd.conf]
 """
 
 RETURN = r"""
@@ -72,6 +94,12 @@ commands:
   returned: always
   type: list
   elements: list
+started:
+  description: Units that were started or restarted, or would be in check mode.
+  returned: always
+  type: list
+  elements: str
+  version_added: 0.3.0
 """
 
 import os
@@ -79,36 +107,49 @@ import time
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.muster.fleet.plugins.module_utils.units import parse_show, plan, started_at
+from ansible_collections.muster.fleet.plugins.module_utils.units import ENVIRONMENT, plan, show, started_at
 
-PROPERTIES = "Id,LoadState,ActiveState,UnitFileState,NeedDaemonReload,InactiveExitTimestampMonotonic"
+
+def written(paths):
+    """When the newest of the files was written, 0 when none is there."""
+    return max([os.stat(path).st_mtime for path in paths if os.path.exists(path)], default=0)
 
 
 def main():
     module = AnsibleModule(
         argument_spec={
-            "names": {"type": "list", "elements": "str", "required": True},
+            "names": {"type": "list", "elements": "str"},
+            "units": {
+                "type": "list",
+                "elements": "dict",
+                "options": {
+                    "name": {"type": "str", "required": True},
+                    "restart_after": {"type": "list", "elements": "path", "default": []},
+                },
+            },
             "state": {"type": "str", "choices": ["started", "restarted", "stopped"], "default": "started"},
             "unwanted": {"type": "list", "elements": "str", "default": []},
             "restart_after": {"type": "list", "elements": "path", "default": []},
             "executables": {"type": "list", "elements": "path", "default": []},
         },
+        required_one_of=[("names", "units")],
+        mutually_exclusive=[("names", "units")],
         supports_check_mode=True,
     )
-    # For a unit that has a SysV script beside it Debian's systemctl starts update-rc.d as well, though only the unit counts.
-    module.run_command_environ_update = {"SYSTEMCTL_SKIP_SYSV": "1"}
-    names, state, unwanted = module.params["names"], module.params["state"], module.params["unwanted"]
-    out = module.run_command(["systemctl", "show", "--property=" + PROPERTIES, *names, *unwanted], check_rc=True)[1]
-    before = parse_show(out, [*names, *unwanted])
+    module.run_command_environ_update = ENVIRONMENT
+    state, unwanted = module.params["state"], module.params["unwanted"]
+    units = module.params["units"] or [{"name": name, "restart_after": []} for name in module.params["names"]]
+    names = [unit["name"] for unit in units]
+    before = show(module, [*names, *unwanted])
     missing = [name for name in names if before[name]["LoadState"] == "not-found"]
     if missing and not module.check_mode:
         module.fail_json(msg="The systemd unit %s does not exist on this node; install the package that brings it first." % missing[0])
     if any(unit["NeedDaemonReload"] == "yes" for unit in before.values()) and not module.check_mode:
         module.run_command(["systemctl", "daemon-reload"], check_rc=True)
-    written = max([os.stat(path).st_mtime for path in module.params["restart_after"] if os.path.exists(path)], default=0)
     now, monotonic = time.time(), time.monotonic()
+    newest = {unit["name"]: written(unit["restart_after"] + module.params["restart_after"]) for unit in units}
     broken = any(os.path.exists(path) and not os.access(path, os.X_OK) for path in module.params["executables"])
-    stale = [name for name in names if broken or started_at(before[name], now, monotonic) < written]
+    stale = [name for name in names if broken or started_at(before[name], now, monotonic) < newest[name]]
     commands = plan(unwanted, "stopped", before) + plan(names, state, before, stale)
     ends = {name: "stopped" for name in unwanted}
     if not module.check_mode:
@@ -122,6 +163,7 @@ def main():
     module.exit_json(
         changed=bool(commands),
         commands=commands,
+        started=[command[-1] for command in commands if {"start", "restart", "--now"} & set(command) and "disable" not in command],
         diff={
             "before": "".join("%s: %s, %s\n" % (name, before[name]["ActiveState"], before[name]["UnitFileState"]) for name in before),
             "after": "".join("%s: %s\n" % (name, ends.get(name, state)) for name in before),

@@ -18,6 +18,13 @@ else
 fi
 rm /usr/sbin/policy-rc.d
 printf '* - memlock unlimited\n* - nofile 1048576\n' > /etc/security/limits.d/90-bare.conf
+mkdir -p /etc/systemd/system.conf.d
+printf '[Manager]\nDefaultLimitMEMLOCK=infinity\nDefaultLimitNOFILE=1048576\n' > /etc/systemd/system.conf.d/90-bare.conf
+for unit in slurmctld slurmdbd slurmd; do
+    mkdir -p /etc/systemd/system/$unit.service.d
+    printf '[Unit]\nStartLimitIntervalSec=0\n[Service]\nRestart=on-failure\nRestartSec=5\n' > /etc/systemd/system/$unit.service.d/bare.conf
+done
+systemctl daemon-reexec
 install -o munge -g munge -m 0400 /tmp/munge.key /etc/munge/munge.key
 rm /tmp/munge.key
 systemctl enable --now munge
@@ -62,7 +69,8 @@ EOF
     systemctl enable --now slurmdbd
     until sacctmgr -n show cluster > /dev/null 2>&1; do sleep 0.2; done
     systemctl enable --now slurmctld
-    sacctmgr -i add account muster > /dev/null 2>&1 || true # slurmctld may not have registered its cluster yet; a person would type it again
+    # slurmctld may not have registered its cluster yet; a person would type it again
+    { sacctmgr -i add account muster && sacctmgr -i add user muster account=muster; } > /dev/null 2>&1 || true
 else
     echo "SLURMD_OPTIONS=\"--conf-server $controller\"" > /etc/default/slurmd
     until python3 -c "import socket; socket.create_connection(('$controller', 6817), 1)" 2> /dev/null; do sleep 0.2; done

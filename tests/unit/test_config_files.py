@@ -96,6 +96,25 @@ def test_what_cannot_be_brought_into_force_is_as_it_was(write, tmp_path):
     assert (sorted(path.name for path in tmp_path.iterdir()), (tmp_path / "old").read_text()) == (["old", "other"], "old")
 
 
+def test_what_must_come_first_sees_the_file_before_it_is_there(write, tmp_path):
+    users, seen = tmp_path / "users", tmp_path / "seen"
+    first = ["sh", "-c", f'cat "$1" >{seen}; test ! -e {users}', "sh", "%s"]
+    assert names(write(users={"content": "u ada 2001\n", "apply": first})) == ["users"]
+    assert (seen.read_text(), users.read_text()) == ("u ada 2001\n",) * 2
+    seen.unlink()
+    assert names(write(users={"content": "u ada 2001\n", "apply": first})) == [] and not seen.exists()
+    result = write(other="new", users={"content": "u bob 2002\n", "apply": first})
+    assert result["failed"] and result["msg"].startswith(f"sh failed for the new {users}, nothing was written")
+    assert not (tmp_path / "other").exists() and users.read_text() == "u ada 2001\n"
+
+
+def test_what_must_come_first_waits_for_every_check_and_for_no_check_mode(write, tmp_path):
+    users = {"content": "u ada 2001\n", "apply": ["sh", "-c", f"touch {tmp_path}/ran", "sh", "%s"]}
+    assert write(users=users, other={"content": "x", "validate": ["false"]})["failed"]
+    assert write(check_mode=True, users=users)["changed"]
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_validation_sees_a_closed_file_and_runs_only_on_change(write, tmp_path):
     look = ["sh", "-c", f"stat -c %a $0 >>{tmp_path}/seen", "%s"]
     write(key={"content": "x", "validate": look})

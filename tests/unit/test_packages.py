@@ -170,6 +170,32 @@ def test_check_mode_simulates(call, node):
     assert result["changed"] and result["installed"] == {"libmunge2": "0.5.16-1", "munge": "0.5.16-1"}
 
 
+@pytest.mark.parametrize("check_mode", [False, True])
+def test_what_the_packages_do_by_themselves_is_undone(call, node, tmp_path, monkeypatch, check_mode):
+    node.installed = "munge 0.5.16-1 ii \n"
+    key, told = tmp_path / "munge.key", []
+    key.touch()
+    answer = "LoadState=loaded\nActiveState=inactive\nUnitFileState=enabled\n\nLoadState=not-found\nActiveState=inactive\nUnitFileState=\n"
+
+    def systemctl(argv, **options):
+        if argv[0] != "systemctl":
+            return node.run_command(argv)
+        if argv[1] != "show":
+            told.append((argv[1:], options["environ_update"]))
+        return 0, answer, ""
+
+    monkeypatch.setattr(module.AnsibleModule, "run_command", staticmethod(systemctl))
+    asked = {"names": ["munge"], "disabled": ["munge", "sackd"], "removed": [str(key), str(tmp_path / "none")]}
+    result = call(module, check_mode=check_mode, **asked)
+    assert (result["changed"], result["undone"], result["installed"]) == (True, [str(key), "munge"], {})
+    assert result["diff"]["before"].split() == [str(key), "munge"]
+    assert key.exists() == check_mode
+    assert told == ([] if check_mode else [(["disable", "--now", "munge"], {"SYSTEMCTL_SKIP_SYSV": "1"})])
+    answer = answer.replace("enabled", "disabled")
+    key.unlink(missing_ok=True)
+    assert not call(module, **asked)["changed"]
+
+
 def test_rpm_systems(call, node, monkeypatch):
     monkeypatch.setattr(module.shutil, "which", lambda name: "/usr/bin/dnf" if name == "dnf" else None)
     asked = []

@@ -115,6 +115,27 @@ def test_start_what_is_not_started(call, systemd):
     assert "slurmd: inactive, disabled" in result["diff"]["before"]
 
 
+def test_each_unit_has_files_of_its_own(call, systemd, tmp_path):
+    """munge runs since 100 s and mariadb since 94."""
+    fresh = tmp_path / "fresh"
+    fresh.touch()
+    result = call(module, units=[{"name": "munge"}, {"name": "mariadb", "restart_after": [str(fresh)]}, {"name": "slurmd"}])
+    assert systemd() == ["daemon-reload", "restart mariadb", "enable --now slurmd"]
+    assert result["started"] == ["mariadb", "slurmd"]
+
+
+def test_what_is_stopped_or_only_enabled_was_not_started(call, systemd, tmp_path):
+    show = (tmp_path / "munge.show").read_text().replace("UnitFileState=enabled", "UnitFileState=disabled")
+    (tmp_path / "munge.show").write_text(show)
+    result = call(module, names=["munge"], unwanted=["mariadb"])
+    assert (systemd(), result["started"]) == (["disable --now mariadb", "enable munge"], [])
+
+
+def test_names_or_units(call, systemd):
+    assert "mutually exclusive" in call(module, names=["munge"], units=[{"name": "munge"}])["msg"]
+    assert "one of the following is required: names, units" in call(module)["msg"]
+
+
 def test_scripts_of_sysv_are_left_alone(call, systemd, tmp_path):
     call(module, names=["slurmd"])
     assert (tmp_path / "sysv").read_text() == "1\n"
