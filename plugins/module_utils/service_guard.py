@@ -87,12 +87,13 @@ def ahead_done():
 
 def begin_ahead():
     """Refuse services while packages are installed ahead: the lock that says so, for end_ahead(), or None where somebody has it."""
-    lock = open(AHEAD, "w", encoding="utf-8")  # noqa: SIM115 # end_ahead() closes it
+    lock = open(AHEAD, "a", encoding="utf-8")  # noqa: SIM115 # end_ahead() closes it
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         lock.close()
         return None
+    lock.truncate(0)
     with alone():
         put()
     return lock

@@ -81,11 +81,15 @@ def test_a_system_without_dpkg_is_left_alone(call, policy, monkeypatch):
 def test_packages_installed_ahead_keep_the_refusal_until_their_end(call, policy):
     ahead = logic.begin_ahead()
     assert policy.exists() and logic.ahead_runs()
+    print("jq", file=ahead, flush=True)
     assert logic.begin_ahead() is None, "one at a time"
+    assert logic.ahead_done() == {"jq"}, "who comes second forgets nothing of the first"
     call(module, state="present")
     assert call(module, state="absent")["guarded"], "the role has installed, and packages are still unpacked"
     logic.end_ahead(ahead)
     assert not policy.exists() and not logic.ahead_runs()
+    logic.end_ahead(logic.begin_ahead())
+    assert logic.ahead_done() == set(), "another begins anew"
 
 
 def test_a_role_that_installs_keeps_it_after_them(call, policy):
