@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""Builds of the smallest image on the local cloud: two at once, what was made verified, and a builder that is lost."""
+"""Builds of the smallest image on the local cloud: two at once, what was made verified, and a builder that is lost or fails."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 from apt_proxy import AptProxy
@@ -29,8 +29,11 @@ def cloud(artifacts) -> Iterator[LocalCloud]:
     yield from with_packer(NAME, artifacts)
 
 
-def begin(cloud: LocalCloud, results: str, path: str = os.environ["PATH"], **variables: object) -> subprocess.Popen:
+def begin(
+    cloud: LocalCloud, results: str, path: str = os.environ["PATH"], options: Sequence[str] = (), **variables: object
+) -> subprocess.Popen:
     argv, env = build_argv("base", cloud.folder / results, **variables), {**cloud.env, "PATH": path}
+    argv[2:2] = options
     with (cloud.folder / f"{results}.txt").open("w") as output:
         return subprocess.Popen(argv, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
 
@@ -178,3 +181,20 @@ def test_a_builder_that_is_lost_is_said_and_leaves_nothing(cloud: LocalCloud) ->
     assert {each["ImageId"] for each in ec2.describe_images(Owners=["self"])["Images"]} == before
     assert ec2.describe_key_pairs()["KeyPairs"] == []
     assert [each["GroupName"] for each in ec2.describe_security_groups()["SecurityGroups"]] == ["default"]
+
+
+def test_a_builder_that_fails_is_kept_where_that_is_asked(cloud: LocalCloud) -> None:
+    site = {"ansible_variables": json.dumps({"common_packages": ["muster-no-such-package"]})}
+    build = begin(cloud, "kept", options=["-on-error=abort"], **site)
+    assert build.wait(300) == 1
+    said = (cloud.folder / "kept.txt").read_text()
+    assert "apt-get installs none of muster-no-such-package" in said
+    assert "Terminating the source AWS instance" not in said
+    [builder] = cloud.running()
+    ssm, ec2 = cloud.client("ssm"), cloud.client("ec2")
+    look = {"commands": ["test -e /etc/apt/apt.conf.d/90muster && echo half done"]}
+    sent = ssm.send_command(InstanceIds=[builder], DocumentName="AWS-RunShellScript", Parameters=look)
+    done = ssm.get_command_invocation(CommandId=sent["Command"]["CommandId"], InstanceId=builder)
+    ec2.terminate_instances(InstanceIds=[builder])
+    assert done["StandardOutputContent"].split() == ["half", "done"]
+    assert cloud.running() == []
