@@ -14,9 +14,11 @@ import re
 import time
 from fnmatch import fnmatchcase
 
+from ansible_collections.muster.fleet.plugins.module_utils import service_guard
 from ansible_collections.muster.fleet.plugins.module_utils.manifest import parse_dpkg
 
 LISTS = "/var/lib/apt/lists"
+SYSTEMD = "/run/systemd/system"
 
 # Nothing may ask a person, and a file that somebody edited stays.
 APT_ENVIRONMENT = {"DEBIAN_FRONTEND": "noninteractive", "DEBIAN_PRIORITY": "critical", "LC_ALL": "C.UTF-8", "NEEDRESTART_MODE": "l"}
@@ -97,16 +99,26 @@ def lists_are_young(age):
     return bool(glob.glob(LISTS + "/*_Packages*")) and time.time() - os.stat(LISTS).st_mtime < age
 
 
+def run_apt(module, command):
+    """Run apt-get install. Where no service may start, systemd reads its unit files once, after all packages, and not after each of them."""
+    once = os.path.isdir(SYSTEMD) and service_guard.refused() and not module.check_mode
+    environment = dict(APT_ENVIRONMENT, SYSTEMD_OFFLINE="1") if once else APT_ENVIRONMENT
+    result = module.run_command(command, environ_update=environment)
+    if once:
+        module.run_command(["systemctl", "daemon-reload"])
+    return result
+
+
 def apt(module, names, *, release="", lists_age=3600, lock_timeout=300, durable=True):
     """Install with apt-get and return {package: version}, or raise PackageError."""
     young = lists_are_young(lists_age)
     if not young:
         read_lists(module, lock_timeout)
     command = apt_install(names, release, lock_timeout, durable, simulate=module.check_mode)
-    rc, out, err = module.run_command(command, environ_update=APT_ENVIRONMENT)
+    rc, out, err = run_apt(module, command)
     if rc != 0 and young and stale(apt_reason(out, err)):
         read_lists(module, lock_timeout)
-        rc, out, err = module.run_command(command, environ_update=APT_ENVIRONMENT)
+        rc, out, err = run_apt(module, command)
     if rc != 0:
         raise PackageError("apt-get installs none of %s: %s." % (", ".join(names), apt_reason(out, err)))
     return apt_installed(out)

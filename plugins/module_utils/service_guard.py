@@ -27,6 +27,14 @@ def alone():
         yield
 
 
+def refused():
+    """Whether Muster refuses services just now; another's file may refuse some and let others start."""
+    if not os.path.exists(PATH):
+        return False
+    with open(PATH, encoding="utf-8", errors="replace") as handle:
+        return handle.read() == SCRIPT
+
+
 def put():
     """Put the file in place, unless there is one already or the system is not of Debian's kind."""
     if not os.path.exists(PATH) and os.path.isdir("/etc/dpkg"):
@@ -40,11 +48,7 @@ def put():
 
 def take_out():
     """Take the file out again, if it is Muster's."""
-    if not os.path.exists(PATH):
-        return
-    with open(PATH, encoding="utf-8", errors="replace") as handle:
-        ours = handle.read() == SCRIPT
-    if ours:
+    if refused():
         os.unlink(PATH)
 
 

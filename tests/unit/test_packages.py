@@ -94,6 +94,8 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
     made = Node(tmp_path)
     monkeypatch.setattr(logic, "LISTS", str(tmp_path))
     monkeypatch.setattr(service_guard, "AHEAD", str(tmp_path / "ahead.lock"))
+    monkeypatch.setattr(service_guard, "PATH", str(tmp_path / "policy-rc.d"))
+    monkeypatch.setattr(logic, "SYSTEMD", str(tmp_path))
     monkeypatch.setattr(module.shutil, "which", lambda name: f"/usr/bin/{name}")
     monkeypatch.setattr(module.AnsibleModule, "run_command", made.run_command)
     monkeypatch.setattr(module.time, "sleep", lambda _seconds: None)
@@ -117,6 +119,32 @@ def test_installs_after_reading_the_lists(call, node):
     os.utime(node.lists, (0, 0))
     call(module, names=["munge"], lists_age=int(time.time()) - 60)
     assert node.asked == ["install", "update", "install"]
+
+
+@pytest.mark.parametrize("code", [0, 100])
+def test_systemd_reads_its_unit_files_once_where_nothing_may_start(call, node, tmp_path, monkeypatch, code):
+    """A daemon-reload after each package is a fifth of the CPU-seconds of installing Slurm's controller."""
+    ran = []
+
+    def run_command(_module, argv, environ_update=None, **_options):
+        ran.append((argv[0], "update" in argv, (environ_update or {}).get("SYSTEMD_OFFLINE")))
+        return (code, INSTALLED, "E: no") if "install" in argv else (0, "", "")
+
+    monkeypatch.setattr(module.AnsibleModule, "run_command", run_command)
+    policy = Path(service_guard.PATH)
+    apt, reload = ("apt-get", False, "1"), ("systemctl", False, None)
+    for text, expected in ((service_guard.SCRIPT, [apt, reload]), ("#!/bin/sh\n# a site's own\n", [("apt-get", False, None)])):
+        policy.write_text(text)
+        node.lists.joinpath("x_Packages").touch()
+        ran.clear()
+        call(module, names=["munge"])
+        assert ran[1:] == expected
+    policy.write_text(service_guard.SCRIPT)
+    ran.clear()
+    call(module, check_mode=True, names=["munge"])
+    monkeypatch.setattr(logic, "SYSTEMD", str(tmp_path / "none"))
+    call(module, names=["munge"])
+    assert {each for each in ran if each[0] != "dpkg-query"} == {("apt-get", False, None)}
 
 
 def test_lists_that_do_not_know_it_are_read_again(call, node):
