@@ -100,7 +100,7 @@ def lists_are_young(age):
 
 
 def run_apt(module, command):
-    """Run apt-get install. Where no service may start, systemd reads its unit files once, after all packages, and not after each of them."""
+    """Run apt-get install. Where no service may start, systemd reads its unit files once, after all packages, and not after each."""
     once = os.path.isdir(SYSTEMD) and service_guard.refused() and not module.check_mode
     environment = dict(APT_ENVIRONMENT, SYSTEMD_OFFLINE="1") if once else APT_ENVIRONMENT
     result = module.run_command(command, environ_update=environment)
