@@ -111,7 +111,11 @@ def look(module, environment, nccl):
     if not library:
         problems["found"] = "The loader has no %s; install role nccl first." % nccl
         return found, problems
-    found["interfaces"] = logic.offered(logic.exported(read(path), path))
+    try:
+        found["interfaces"] = logic.offered(logic.exported(read(path), path))
+    except logic.PluginError as error:
+        problems["found"] = str(error)
+        return found, problems
     found["nccl_interfaces"] = logic.known(read(library))
     missing = logic.missing_libraries(module.run_command(["ldd", path])[1])
     if missing:
@@ -143,10 +147,7 @@ def main():
     path = module.params["environment_file"]
     if path and os.path.exists(path):
         environment = dict(logic.settings(read(path).decode(errors="replace")), **environment)
-    try:
-        found, problems = look(module, environment, module.params["nccl"])
-    except logic.PluginError as error:
-        module.fail_json(msg=str(error))
+    found, problems = look(module, environment, module.params["nccl"])
     module.exit_json(changed=False, problems=problems, **found)
 
 

@@ -110,8 +110,9 @@ def test_a_broken_plugin_has_its_sentence(ask, change, where, said) -> None:
 
 @pytest.mark.parametrize("broken", [b"no library at all", GOOD[:300], b""])
 def test_a_plugin_that_is_half_there(ask, broken) -> None:
-    result = ask(plugin=broken)
-    assert result["failed"] and result["msg"].endswith("install the plugin again.")
+    problems = wrong(ask(plugin=broken))
+    assert list(problems) == ["found"]
+    assert problems["found"].endswith("install the plugin again.")
 
 
 def test_the_environment_of_a_node_is_read_from_its_file(ask, tmp_path: Path) -> None:

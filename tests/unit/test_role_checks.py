@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -80,3 +82,47 @@ def test_shells_are_told_where_nvidia_s_own_toolkit_lies_and_no_other(from_syste
     [file] = profile["muster.fleet.config_files"]["files"]
     assert JINJA.from_string(file["state"]).render(__cuda_from_system=from_system) == state
     assert JINJA.from_string(file["content"]).render(__cuda_home="/usr/local/cuda").endswith("\nexport PATH=$PATH:/usr/local/cuda/bin")
+
+
+def image_checks(role: str, **variables: Any) -> dict[str, dict[str, Any]]:
+    """{check: what it asks} of a role's verify_image, whose lists depend on the variables."""
+    task = yaml.safe_load((ROLES / role / "tasks/verify_image.yml").read_text())[-1]
+    wanted = task["muster.fleet.check"]["checks"]
+    found = NATIVE.from_string(wanted).render(variables | task["vars"]) if isinstance(wanted, str) else wanted
+    return {each["check"]: each for each in found}
+
+
+@pytest.mark.parametrize("role", sorted(path.parts[-3] for path in ROLES.glob("*/tasks/install.yml") if "source_build" in path.read_text()))
+def test_what_was_built_from_source_is_compared_file_by_file(role: str, tmp_path: Path) -> None:
+    asked = image_checks(role, **{f"__{role}_from_source": True})["files_as_built"]
+    (tmp_path / "library").write_text("as built")
+    (tmp_path / ".muster-files").write_text(f"{hashlib.sha256(b'as built').hexdigest()}  ./library\n")
+    command = [*asked["argv"][:-1], str(tmp_path)]
+    assert subprocess.run(command, check=False).returncode == 0
+    for change in (lambda file: file.write_text("another"), Path.unlink):
+        change(tmp_path / "library")
+        assert subprocess.run(command, check=False, capture_output=True).returncode != 0
+    # The install phase is skipped while the artefact is there, so the remedy takes it away with the folder.
+    main = (ROLES / role / "tasks/main.yml").read_text()
+    folder = asked["argv"][-1].strip("{ }")
+    assert f"{folder} ~ '/.muster-build'" in main or f"{{{{ {folder} }}}}/.muster-build" in main
+    assert asked["remedy"].replace("{{ ", "").startswith(f"Remove the folder {folder}")
+
+
+@pytest.mark.parametrize(
+    ("from_source", "first", "remedy"),
+    [
+        (True, ["files_as_built", "found"], "Remove the folder aws_ofi_nccl_prefix and run the install phase of role aws_ofi_nccl again, "),
+        (
+            False,
+            ["found"],
+            "Remove the package libnccl-ofi and /opt/amazon/efa_installed_packages and run the install phase of role efa again, ",
+        ),
+    ],
+)
+def test_a_plugin_that_is_gone_comes_again_by_who_brought_it(from_source: bool, first: list[str], remedy: str) -> None:
+    known = {"__aws_ofi_nccl_from_source": from_source}
+    found = image_checks("aws_ofi_nccl", **known)
+    assert [*found][: len(first)] == first and [*found][len(first)] == "libraries"
+    assert NATIVE.from_string(found["found"]["needs"]).render(known) == first[:-1]
+    assert JINJA.from_string(found["found"]["remedy"]).render(known).startswith(remedy)

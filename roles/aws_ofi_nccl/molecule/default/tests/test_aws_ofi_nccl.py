@@ -32,8 +32,18 @@ def test_the_good_plugin(host):
 
 
 def test_a_plugin_that_is_gone(host):
-    said = broken(host, f"rm {PLUGIN} && ldconfig")
+    said = broken(host, f"rm {PLUGIN} && ldconfig && cd /opt/aws-ofi-nccl && ! sha256sum --quiet --check .muster-files")
     assert said["found"].startswith("The loader has no libnccl-net-ofi.so, which NCCL will look for")
+
+
+def test_the_install_phase_notices_that_its_folder_is_gone(host):
+    """Which is why the remedy of the check files_as_built is to remove it."""
+    host.check_output("mv /opt/aws-ofi-nccl /opt/aside")
+    try:
+        compared = host.ansible("muster.fleet.manifest", "state=compare component=aws_ofi_nccl", become=True)
+    finally:
+        host.check_output("mv /opt/aside /opt/aws-ofi-nccl")
+    assert compared["reasons"] == ["/opt/aws-ofi-nccl/.muster-build is missing"]
 
 
 def test_a_library_that_is_no_plugin(host):
