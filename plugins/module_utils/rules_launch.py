@@ -60,6 +60,39 @@ def nic_b300(case):
     return broken_unless(all(each["card"] for each in _efas(case)), "no EFA may be on network card 0")
 
 
+@rule(
+    "nic-p6e",
+    "launch",
+    reason="card 0 of P6e carries ENA alone, and its odd cards efa-only",
+    source="EFA user guide, accelerated types; aws-parallelcluster 3.16",
+)
+def nic_p6e(case):
+    if not case.type("name").startswith("p6e-"):
+        return None
+    for each in case.launched("interfaces"):
+        if not each["card"] and each["type"] != "interface":
+            return broken_unless(False, "no EFA may be on network card 0")
+        if each["card"] % 2 and each["type"] != "efa-only":
+            return broken_unless(False, "the type of the interface on network card %s must be efa-only" % each["card"])
+    return ""
+
+
+@rule(
+    "nic-primary", "launch", reason="the instance has its address there, and efa-only has none", source="EFA user guide, accelerated types"
+)
+def nic_primary(case):
+    first = [each["type"] for each in case.launched("interfaces") if (each["card"], each["device"]) == (0, 0)]
+    right = len(first) == 1 and first[0] in ("interface", "efa")
+    return broken_unless(right, "network card 0 must have one interface of type interface or efa at device index 0")
+
+
+@rule("nic-one-efa", "launch", reason="RunInstances refuses a second one", source="EFA user guide, accelerated types")
+def nic_one_efa(case):
+    cards = [each["card"] for each in _efas(case)]
+    twice = [card for card in cards if cards.count(card) > 1]
+    return broken_unless(not twice, "network card %s may have one EFA at most" % (twice or [""])[0])
+
+
 @rule("nic-di", "launch", reason="RunInstances refuses other device indexes", source="Amazon EC2 API; eksctl#7520")
 def nic_di(case):
     most = {each["card"]: each["max_interfaces"] for each in case.type("network_cards")}

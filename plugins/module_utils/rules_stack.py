@@ -11,6 +11,7 @@ from ansible_collections.muster.fleet.plugins.module_utils.stack import COMPONEN
 RPM = ("amzn2023", "rhel9", "rocky9")
 ENDED = (535, 550, 560, 570, 575, 590, 610)
 OPEN_ONLY = 620
+P5 = ("p5", "p5e", "p5en")
 
 # --- GPU and driver
 
@@ -329,14 +330,14 @@ def plugin_libfabric(case):
     source="aws-ofi-nccl release notes, 1.7.3",
 )
 def p5_plugin(case):
-    if not case.type("name").startswith(("p5.48", "p5e.")):
+    if case.type("family") not in P5:
         return None
     return case.at_least(("aws_ofi_nccl", "1.7.3"), ("nccl", "2.18.5"), ("efa", "1.29.0"))
 
 
 @rule("p5-cuda12", "stack", reason="NCCL's path for H100 is made with CUDA 12", source="NCCL and aws-ofi-nccl release notes")
 def p5_cuda12(case):
-    return case.at_least(("cuda", "12")) if case.type("family") in ("p5", "p5e", "p5en") else None
+    return case.at_least(("cuda", "12")) if case.type("family") in P5 else None
 
 
 def _plugin(name, matches, oldest, warn=False):

@@ -147,6 +147,18 @@ EXAMPLES: dict[str, tuple[Case, Case]] = {
         launch("p6e-gb200.36xlarge", ami={"arch": "arm64", "system": "rhel9"}),
     ),
     "nic-b300": (launch("p6-b300.48xlarge"), launch("p6-b300.48xlarge", interfaces=[{"card": 0, "device": 0, "type": "efa"}])),
+    "nic-p6e": (
+        launch("p6e-gb200.36xlarge", interfaces=[{"card": 0, "device": 0, "type": "interface"}, {"card": 2, "device": 0, "type": "efa"}]),
+        launch("p6e-gb200.36xlarge", interfaces=[{"card": 0, "device": 0, "type": "interface"}, {"card": 1, "device": 0, "type": "efa"}]),
+    ),
+    "nic-primary": (
+        launch(interfaces=[{"card": 0, "device": 0, "type": "efa"}]),
+        launch(interfaces=[{"card": 0, "device": 0, "type": "efa-only"}]),
+    ),
+    "nic-one-efa": (
+        launch(interfaces=[{"card": 1, "device": 0, "type": "efa-only"}, {"card": 1, "device": 1, "type": "interface"}]),
+        launch(interfaces=[{"card": 1, "device": 0, "type": "efa-only"}, {"card": 1, "device": 1, "type": "efa"}]),
+    ),
     "nic-di": (launch(), launch(interfaces=[{"card": 3, "device": 3, "type": "efa-only"}])),
     "nic-publicip": (launch(), launch(public_ip=True)),
     "p6e-market": (launch("p6e-gb200.36xlarge", market="capacity-block"), launch("p6e-gb200.36xlarge")),
@@ -228,6 +240,33 @@ def test_a_rule_without_its_input_has_not_run(name: str) -> None:
     answer = told(name, Case())
     assert answer["verdict"] in ("not_run", "not_applicable")
     assert bool(answer["says"]) == (answer["verdict"] == "not_run")
+
+
+@pytest.mark.parametrize(
+    ("rule", "kind", "interfaces", "says"),
+    [
+        ("nic-p6e", "p6e-gb200.36xlarge", [(0, 0, "efa")], "no EFA may be on network card 0"),
+        ("nic-p6e", "p6e-gb200.36xlarge", [(0, 0, "interface"), (3, 0, "interface")], "on network card 3 must be efa-only"),
+        ("nic-primary", "p5.48xlarge", [(0, 1, "interface")], "network card 0 must have one interface"),
+        ("nic-primary", "p5.48xlarge", [(0, 0, "interface"), (0, 0, "interface")], "network card 0 must have one interface"),
+        ("nic-one-efa", "p5.48xlarge", [(0, 0, "efa"), (1, 0, "efa-only"), (1, 1, "efa-only")], "network card 1 may have one EFA at most"),
+    ],
+)
+def test_where_interfaces_may_not_be(rule: str, kind: str, interfaces: list[tuple[int, int, str]], says: str) -> None:
+    of = launch(kind, interfaces=[{"card": card, "device": device, "type": name} for card, device, name in interfaces])
+    assert says in told(rule, of)["says"]
+
+
+@pytest.mark.parametrize("kind", [each for each in catalogue.names() if catalogue.instance_type(each)["efa"]])
+def test_the_catalogue_s_own_interfaces_are_let_pass(kind: str) -> None:
+    answers = [each for each in judge(launch(kind), ("launch",)) if each["rule"].startswith("nic-") and each["rule"] != "nic-publicip"]
+    assert [each["rule"] for each in answers if each["verdict"] == "refused"] == []
+
+
+@pytest.mark.parametrize("kind", ["p5.4xlarge", "p5.48xlarge", "p5e.48xlarge", "p5en.48xlarge"])
+def test_every_p5_needs_what_knows_it(kind: str) -> None:
+    for older in ({"aws_ofi_nccl": "1.7.2"}, {"nccl": "2.18.3"}, {"efa": "1.28.0"}):
+        assert told("p5-plugin", case(kind, **older))["verdict"] == "refused"
 
 
 def test_a_missing_component_is_named() -> None:
