@@ -6,20 +6,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
-import subprocess
 import sys
 import threading
 from pathlib import Path
 
 import pytest
 from download_server import ARCHIVE, SHA256
+from playbook import run_playbook
 
 from ansible_collections.muster.fleet.plugins.plugin_utils import downloads
 from ansible_collections.muster.fleet.plugins.plugin_utils.downloads import DownloadError, cached
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -164,14 +161,7 @@ def test_the_action_brings_it_to_the_node(source, tmp_path: Path) -> None:
     tasks.append({"ansible.builtin.copy": {"content": results, "dest": str(tmp_path / "results")}})
     python = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable, "muster_cache_dir": str(tmp_path / "cache")}
     (tmp_path / "play.yml").write_text(json.dumps([{"hosts": "localhost", "gather_facts": False, "vars": python, "tasks": tasks}]))
-    done = subprocess.run(
-        [str(Path(sys.executable).parent / "ansible-playbook"), "-i", "localhost,", str(tmp_path / "play.yml")],
-        cwd=ROOT,
-        env={**os.environ, "PWD": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_playbook(tmp_path, "-i", "localhost,", tmp_path / "play.yml")
     assert done.returncode == 0, done.stdout + done.stderr
     new, again, dry, wrong, here, no_file = json.loads((tmp_path / "results").read_text())
     assert (new["changed"], again["changed"], dry["changed"], here["changed"]) == (True, False, True, False)

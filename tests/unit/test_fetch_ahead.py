@@ -5,16 +5,14 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
 from download_server import ARCHIVE, SHA256
+from playbook import run_playbook
 
-ROOT = Path(__file__).parents[2]
 PATHS = ("/a/gdrcopy.tar.gz", "/a/pyxis.tar.gz")
 
 
@@ -58,8 +56,7 @@ def play(server, tmp_path: Path):
     (tmp_path / "play.yml").write_text(json.dumps([{"hosts": "localhost", "gather_facts": False, "vars": variables, "tasks": tasks}]))
 
     def run(*options: str) -> dict:
-        command = [str(Path(sys.executable).parent / "ansible-playbook"), *options, "-i", "localhost,", str(tmp_path / "play.yml")]
-        done = subprocess.run(command, cwd=ROOT, env={**os.environ, "PWD": str(tmp_path)}, capture_output=True, text=True, check=False)
+        done = run_playbook(tmp_path, *options, "-i", "localhost,", tmp_path / "play.yml")
         assert done.returncode == 0, done.stdout + done.stderr
         return json.loads((tmp_path / "meanwhile").read_text())
 

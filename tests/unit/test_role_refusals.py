@@ -5,14 +5,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import jinja2
 import pytest
 import yaml
+from playbook import run_playbook
 
 from ansible_collections.muster.fleet.plugins.plugin_utils import stack_files
 
@@ -92,16 +91,7 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     (folder / "play.yml").write_text(json.dumps(play).replace("FOLDER", str(folder)))
     hosts = {f"case{number}": {"ansible_connection": "local", "ansible_python_interpreter": sys.executable} for number in range(len(CASES))}
     (folder / "hosts.yml").write_text(json.dumps({"all": {"hosts": hosts}}))
-    command = ["ansible-playbook", "--check", "-i", str(folder / "hosts.yml"), str(folder / "play.yml")]
-    done = subprocess.run(
-        [str(Path(sys.executable).parent / command[0]), *command[1:]],
-        cwd=ROOT,
-        env={**os.environ, "PWD": str(folder), "ANSIBLE_NOCOLOR": "1"},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_playbook(folder, "--check", "-i", folder / "hosts.yml", folder / "play.yml")
     texts = {name: folder / f"{number}.txt" for number, name in enumerate(CASES)}
     # What is not refused says how it went on instead.
     return {name: text.read_text() if text.exists() else done.stdout[-3000:] + done.stderr for name, text in texts.items()}

@@ -11,7 +11,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from playbook import run_playbook
+
 INVENTORY = {
     "all": {"hosts": {"here": {"ansible_connection": "local", "ansible_python_interpreter": sys.executable, "ansible_become": False}}}
 }
@@ -20,16 +21,7 @@ INVENTORY = {
 def play(playbook: str, folder: Path, **variables: object) -> subprocess.CompletedProcess[str]:
     """Run it from a folder of the user's own against this machine."""
     (folder / "hosts.json").write_text(json.dumps(INVENTORY))
-    command = ["ansible-playbook", "-i", str(folder / "hosts.json"), f"playbooks/{playbook}.yml", "-e", json.dumps(variables)]
-    return subprocess.run(
-        [str(Path(sys.executable).parent / command[0]), *command[1:]],
-        cwd=ROOT,
-        env={**os.environ, "PWD": str(folder), "ANSIBLE_NOCOLOR": "1"},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return run_playbook(folder, "-i", folder / "hosts.json", f"playbooks/{playbook}.yml", "-e", json.dumps(variables))
 
 
 def test_a_person_is_told_the_rule_the_reason_and_what_would_work(tmp_path: Path) -> None:
