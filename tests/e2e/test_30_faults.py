@@ -268,7 +268,7 @@ def test_nodes_busy_with_jobs_are_no_fault(fleet: Fleet) -> None:
 def test_site_killed_while_it_configures_and_run_again(fleet: Fleet) -> None:
     fleet.ansible("compute-1", "sh", "-c", WRONG_KEY)
     run = fleet.begin("site.yml")
-    fleet.wait_for("the task after the key", lambda: "configure | Start munge]" in run.log.read_text(), 120)
+    fleet.wait_for("the task after the key", lambda: "configure | Start munge, and accounting" in run.log.read_text(), 120)
     fleet.cut(run)
     assert "PLAY RECAP" not in run.log.read_text()
     again = fleet.run("site.yml")
