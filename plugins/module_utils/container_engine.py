@@ -167,6 +167,18 @@ class Engine:
         """What the engine knows of containers."""
         return json.loads(self.ask("container", "inspect", *names)) if names else []
 
+    def image_names(self, label: str) -> list[str]:
+        """Names of the images with a label. podman cannot list while another process removes an image: it is asked up to three times."""
+        for tries_left in (2, 1, 0):
+            try:
+                shown = self.ask("images", "--filter", f"label={label}", "--format", "{{.Repository}}:{{.Tag}}")
+                break
+            except NodeContainerError:
+                if not tries_left:
+                    raise
+                time.sleep(0.5)
+        return [each for each in shown.split() if "<none>" not in each]
+
     def facts(self) -> dict:
         """The engine in a result."""
         return {

@@ -417,8 +417,7 @@ class Fleet:
     def remove_images(self, names: list[str] | None = None) -> None:
         """Remove images made by `commit`; without names all those of this fleet, which have its containers' label."""
         if names is None:
-            shown = self.engine.ask("images", "--filter", f"label=muster.fleet={self.name}", "--format", "{{.Repository}}:{{.Tag}}")
-            names = [each for each in shown.split() if "<none>" not in each]
+            names = self.engine.image_names(f"muster.fleet={self.name}")
         if names:
             self.engine.change("rmi", "--force", *names)
 

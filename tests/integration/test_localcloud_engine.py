@@ -151,9 +151,10 @@ def test_a_machine_from_its_start_to_the_end_of_the_cloud(cloud, client: Client)
 
     # What is left has nobody to remove it but the cloud's second process.
     engine = find_engine()
-    left = ("--all", "--quiet", "--filter", f"label=muster.fleet={NAME}")
+    label = f"muster.fleet={NAME}"
+    left = ("--all", "--quiet", "--filter", f"label={label}")
     assert engine.ask("ps", *left)
-    assert saved in engine.ask("images")
+    assert [each for each in engine.image_names(label) if saved in each]
     os.kill(process.pid, signal.SIGKILL)
-    wait(lambda: not engine.ask("ps", *left) and saved not in engine.ask("images"), 90)
+    wait(lambda: not engine.ask("ps", *left) and not engine.image_names(label), 90)
     wait(lambda: f"muster-{NAME}" not in engine.ask("network", "ls", "--format", "{{.Name}}"))

@@ -66,8 +66,8 @@ class LocalCloud:
     def left(self) -> list[str]:
         """The containers and images that the engine has of it."""
         engine = find_engine()
-        label = ("--filter", f"label=muster.fleet={self.name}")
-        return [*engine.ask("ps", "--all", "--quiet", *label).split(), *engine.ask("images", "--quiet", *label).split()]
+        label = f"muster.fleet={self.name}"
+        return [*engine.ask("ps", "--all", "--quiet", "--filter", f"label={label}").split(), *engine.image_names(label)]
 
     def run(self, *argv: str, log: str = "", timeout: float = 900) -> tuple[str, int]:
         """A command against it: all that it says, and its exit code."""

@@ -475,6 +475,17 @@ def test_images_of_a_fleet_are_removed_by_its_label_alone(tmp_path: Path) -> Non
     assert run.seen[1:] == [["podman", "rmi", "--force", "localhost/a:1", "localhost/b:2"]]
 
 
+def test_images_are_listed_again_where_one_went_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(container_engine.time, "sleep", lambda _seconds: None)
+    raced = Finished(125, "", 'Error: retrieving label for image "1a2b": image not known\n')
+    answers = [raced, raced, Finished(0, "localhost/a:1\n", ""), raced, raced, raced]
+    podman = engine(run=lambda _argv, timeout=0: answers.pop(0))
+    assert podman.image_names("muster.fleet=demo") == ["localhost/a:1"]
+    with pytest.raises(NodeContainerError, match="podman images failed: Error: retrieving label"):
+        podman.image_names("muster.fleet=demo")
+    assert not answers
+
+
 # Room on the machine
 
 
