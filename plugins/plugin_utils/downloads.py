@@ -145,7 +145,9 @@ def check_sum(path: Path, wanted: str, url: str) -> None:
     found = sha256(path)
     if found != wanted:
         path.unlink()
-        raise DownloadError(f"{url} has the sha256 {found} and the stack says {wanted}; the file was removed.")
+        # Of a mirror folder that was the copy: its own file is for its owner to remove, and would be taken again.
+        remedy = "remove it there and fill the folder by make mirror" if url.startswith("file:") else "the file was removed"
+        raise DownloadError(f"{url} has the sha256 {found} and the stack says {wanted}; {remedy}.")
 
 
 def check_signature(path: Path, signature: Path, key: Path, fingerprint: str, url: str) -> None:

@@ -113,8 +113,10 @@ def test_half_an_archive_in_a_mirror_folder_is_refused_until_the_folder_has_it_w
     with pytest.raises(DownloadError) as error:
         cached(source, tmp_path / "cache", wait=0)
     half = hashlib.sha256(ARCHIVE[:200]).hexdigest()
-    assert str(error.value) == f"file://{kept} has the sha256 {half} and the stack says {SHA256}; the file was removed."
+    remedy = "remove it there and fill the folder by make mirror"
+    assert str(error.value) == f"file://{kept} has the sha256 {half} and the stack says {SHA256}; {remedy}."
     assert kept.read_bytes() == ARCHIVE[:200], "the folder is its owner's: the copy went"
+    assert not list((tmp_path / "cache" / "downloads").glob("*x.tar.gz")), "the copy would be taken for good"
     kept.write_bytes(ARCHIVE)
     assert cached(source, tmp_path / "cache").read_bytes() == ARCHIVE
 
