@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
+from ansible.errors import AnsibleError
 from ansible.plugins.action import ActionBase
 
 ROLES = Path(__file__).resolve().parents[2] / "roles"
@@ -29,24 +31,28 @@ class ActionModule(ActionBase):
     def file(self, path):
         return self._loader.load_from_file(str(path), trusted_as_template=True) or {} if path.exists() else {}
 
+    def phases(self):
+        return {**self.file(ROLES / "phases/defaults/main.yml"), **self.file(ROLES / "phases/vars/main.yml")}
+
     def variables(self, role, task_vars):
         """The variables that the role sees on this host, by Ansible's own precedence."""
         facts = task_vars["ansible_facts"]
         name, family = facts["distribution"], facts["os_family"]
-        known = {**self.file(ROLES / "phases/defaults/main.yml"), **self.file(ROLES / role / "defaults/main.yml"), **task_vars}
+        known = {**self.phases(), **self.file(ROLES / role / "defaults/main.yml"), **task_vars, "phases_component": role}
         for each in ("main", family, name, "%s_%s" % (name, facts["distribution_major_version"])):
             known.update(self.file(ROLES / role / ("vars/%s.yml" % each)))
         return {**known, **self.file(ROLES / role / AHEAD)}
 
     def answers(self, roles, task_vars):
         """Steps of the roles, the room that all of them need, and whether a power cut matters."""
-        phases = {**self.file(ROLES / "phases/defaults/main.yml"), **self.file(ROLES / "phases/vars/main.yml"), **task_vars}
-        templar = self._templar.copy_with_new_env(available_variables=phases)
-        space, in_container = templar.template(phases["__phases_space"]), templar.template(phases["phases_in_container"])
+        known = {**self.phases(), **task_vars}
+        templar = self._templar.copy_with_new_env(available_variables=known)
+        space, in_container = templar.template(known["__phases_space"]), templar.template(known["phases_in_container"])
         steps = []
         for role in roles:
             if (ROLES / role / AHEAD).exists():
                 known = self.variables(role, task_vars)
-                names = self._templar.copy_with_new_env(available_variables=known).template(known["__%s_packages_ahead" % role])
-                steps.append({"component": role, "names": names})
+                with suppress(AnsibleError):  # the role says why, in its turn
+                    names = self._templar.copy_with_new_env(available_variables=known).template(known["__%s_packages_ahead" % role])
+                    steps.append({"component": role, "names": names})
         return {"steps": steps, "space": {name: space[name] for name in roles if name in space}, "durable": not in_container}

@@ -72,19 +72,31 @@ class PackageError(Exception):
     """Packages that cannot be had, in one sentence."""
 
 
+def installed(module, names=()):
+    """{package: version} of what this node, which has dpkg, has of the names, or of all packages."""
+    return parse_dpkg(module.run_command(["dpkg-query", "-W", "-f", "${Package} ${Version} ${db:Status-Abbrev}\n", *names])[1])
+
+
 def lacking(module, names):
     """The names that this node, which has dpkg, has not installed."""
-    shown = [name.partition("=")[0] for name in names]
-    rows = module.run_command(["dpkg-query", "-W", "-f", "${Package} ${Version} ${db:Status-Abbrev}\n", *shown])[1]
-    return missing(names, parse_dpkg(rows))
+    return missing(names, installed(module, [name.partition("=")[0] for name in names]))
 
 
 def read_lists(module, timeout):
     """Read apt's package lists again, waiting for somebody who does the same."""
     until = time.monotonic() + timeout
     while True:
-        # Descriptions in other languages are a third of what apt reads.
-        command = ["apt-get", "--quiet", "--error-on=any", "-o", "Acquire::Languages=none", "update"]
+        # Descriptions in other languages are a third of what apt reads, and xz takes longer to unpack than gz to come.
+        command = [
+            "apt-get",
+            "--quiet",
+            "--error-on=any",
+            "-o",
+            "Acquire::Languages=none",
+            "-o",
+            "Acquire::CompressionTypes::Order::=gz",
+            "update",
+        ]
         rc, out, err = module.run_command(command, environ_update=APT_ENVIRONMENT)
         reason = apt_reason(out, err)
         if rc == 0:

@@ -82,7 +82,7 @@ def ahead_runs():
 
 
 def ahead_done():
-    """The packages whose step is over, and with it apt's own work after it."""
+    """The packages whose step is over, and with it apt's own work after it; also those that came along or were there."""
     if not os.path.exists(AHEAD):
         return set()
     with open(AHEAD, encoding="utf-8") as lock:

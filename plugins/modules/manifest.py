@@ -47,9 +47,13 @@ options:
   version:
     description: The component's version.
     type: str
-  since:
-    description: When the install began, in seconds since the epoch, as RV(now) of the compare gave it.
+  seconds:
+    description: How long the install took.
     type: float
+  again:
+    description: Whether the component is to be installed again in any case. With O(state=compare) that is a reason like others.
+    type: bool
+    default: false
   stack:
     description: Name and sha256 of the stack document.
     type: dict
@@ -92,7 +96,7 @@ EXAMPLES = r"""
     inputs_sha256: "{{ lookup('muster.fleet.role_inputs', 'slurm') }}"
     packages: [slurmd]
     artefacts: [/usr/sbin/slurmd]
-    since: "{{ slurm_manifest.now }}"
+    seconds: 37.5
 """
 
 RETURN = r"""
@@ -105,10 +109,6 @@ reasons:
   returned: O(state=compare)
   type: list
   elements: str
-now:
-  description: The node's clock, in seconds since the epoch.
-  returned: always
-  type: float
 manifest:
   description: The manifest, without its package inventory.
   returned: always
@@ -150,7 +150,8 @@ def main():
             "artefacts": {"type": "list", "elements": "path", "default": []},
             "packages": {"type": "list", "elements": "str", "default": []},
             "version": {"type": "str"},
-            "since": {"type": "float"},
+            "seconds": {"type": "float"},
+            "again": {"type": "bool", "default": False},
             "stack": {"type": "dict"},
             "refused": {"type": "list", "elements": "str", "default": []},
             "space": {"type": "dict", "default": {}},
@@ -161,11 +162,10 @@ def main():
     )
     params = module.params
     path, component = params["path"], params["component"]
-    now = time.time()
     try:
         before = read(path)
         document = logic.parse(before, path)
-        result = {"changed": False, "now": now}
+        result = {"changed": False}
         if params["state"] == "compare":
             if params["refused"]:
                 raise logic.ManifestError(params["refused"][0])
@@ -173,6 +173,7 @@ def main():
             # Listing packages costs more than the rest, so nothing is asked for a component that is not there.
             installed = logic.installed_packages(shutil.which) if known and known["packages"] else {}
             result["reasons"] = logic.differences(known, params["inputs_sha256"], os.path.exists, installed, params["packages"])
+            result["reasons"] += ["it is asked for again"] if params["again"] else []
             result["matches"] = not result["reasons"]
             if known is None:
                 disk = os.statvfs("/")
@@ -185,8 +186,8 @@ def main():
             service_guard.allow()
         if params["state"] == "written":
             installed = logic.installed_packages(shutil.which)
-            stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now))
-            seconds = round(now - params["since"], 1) if params["since"] else None
+            stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+            seconds = None if params["seconds"] is None else round(params["seconds"], 1)
             if not module.check_mode:
                 document["components"][component] = logic.entry(
                     inputs_sha256=params["inputs_sha256"],

@@ -42,6 +42,15 @@ options:
       - A container, which is thrown away after one, needs that not.
     type: bool
     default: true
+  services:
+    description:
+      - Whether packages may start their services.
+      - V(refused) refuses it, when something is to be installed, as M(muster.fleet.service_guard) does, until that module or
+        M(muster.fleet.manifest) allows it again.
+    type: str
+    choices: [allowed, refused]
+    default: allowed
+    version_added: 0.3.0
   disabled:
     description:
       - Units that are stopped and disabled once the packages are there, for the packages' own scripts enable them.
@@ -138,6 +147,7 @@ def main():
             "lists_age": {"type": "int", "default": 3600},
             "lock_timeout": {"type": "int", "default": 300},
             "durable": {"type": "bool", "default": True},
+            "services": {"type": "str", "choices": ["allowed", "refused"], "default": "allowed"},
             "disabled": {"type": "list", "elements": "str", "default": []},
             "removed": {"type": "list", "elements": "path", "default": []},
         },
@@ -149,6 +159,8 @@ def main():
         while service_guard.ahead_runs() and not service_guard.ahead_done().issuperset(params["names"]):
             time.sleep(0.2)
         names = logic.lacking(module, params["names"])
+        if names and params["services"] == "refused" and not module.check_mode:
+            service_guard.refuse()
         try:
             done = logic.apt(module, names, **options) if names else {}
         except logic.PackageError as error:

@@ -69,6 +69,11 @@ begun:
   returned: success
   type: list
   elements: str
+new:
+  description: Components that the manifest has not and that the node has room for, so that nobody need compare them.
+  returned: success
+  type: list
+  elements: str
 """
 
 import os
@@ -94,7 +99,8 @@ def in_background(module, steps):
             with suppress(packages.PackageError):  # the role that needs them tries again and says why
                 if lacking:
                     packages.apt(module, lacking, durable=module.params["durable"])
-            lock.write(" ".join(names) + "\n")
+            # With what came along, which a later role may name as its own need.
+            lock.write(" ".join([*names, *packages.installed(module)]) + "\n")
             lock.flush()
     finally:
         service_guard.end_ahead(lock)
@@ -124,17 +130,17 @@ def main():
     try:
         known = manifest.parse(text, path)["components"]
     except manifest.ManifestError:  # told by the first role that compares it
-        module.exit_json(changed=False, begun=[])
+        module.exit_json(changed=False, begun=[], new=[])
     disk = os.statvfs("/")
-    steps = [step["names"] for step in module.params["steps"] if step["component"] not in known]
+    new = [step for step in module.params["steps"] if step["component"] not in known]
     if not shutil.which("apt-get") or manifest.space_problem(module.params["space"], known, disk.f_bavail * disk.f_frsize >> 20):
-        steps = []
+        new = []
     # What is there already is done first.
-    steps = sorted(((names, packages.lacking(module, names)) for names in steps), key=lambda step: bool(step[1]))
+    steps = sorted(((names, packages.lacking(module, names)) for names in [step["names"] for step in new]), key=lambda step: bool(step[1]))
     begun = [name for _names, lacking in steps for name in lacking]
     if begun and not module.check_mode:
         in_background(module, steps)
-    module.exit_json(changed=bool(begun), begun=begun)
+    module.exit_json(changed=bool(begun), begun=begun, new=[] if module.check_mode else [step["component"] for step in new])
 
 
 if __name__ == "__main__":

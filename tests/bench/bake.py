@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""`python -m tests.bench.bake`: what it costs to bake an AMI of a Slurm node, and what it saves, on the local cloud and a quiet machine.
+"""What it costs to bake an AMI of a Slurm node, and what it saves, on the local cloud and a quiet machine.
+
+    python -m tests.bench.bake                  of a node without GPUs: common and slurm
+    python -m tests.bench.bake COMPONENT...     of another
 
 Prints JSON: the bake beside provisioning an instance of Debian that is controller and compute node at once, and a baked node that joins
 this fleet beside a bare one, each from RunInstances to its last check.
@@ -22,7 +25,7 @@ sys.path[:0] = [str(ROOT / "tests/support"), str(ROOT / "tools")]
 from local_cloud import LocalCloud, ami_of
 
 DEBIAN = "ami-0deb13000000000d1"
-COMPONENTS = ["common", "slurm"]
+COMPONENTS = sys.argv[1:] or ["common", "slurm"]
 # The authorities are this machine's own, and the same for the builder and the nodes.
 AUTHORITIES = {"common_ca_certificates": []}
 

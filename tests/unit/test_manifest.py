@@ -129,18 +129,19 @@ def compare(call, node: Path, **options) -> list[str]:
 
 
 def test_written_then_the_same(call, node):
-    result = write(call, node, since=1.0, stack={"name": "debian-13", "sha256": "ff"})
+    result = write(call, node, seconds=37.54, stack={"name": "debian-13", "sha256": "ff"})
     document = json.loads(node.read_text())
     assert result["changed"]
     assert (node.stat().st_mode & 0o777, document["schema"]) == (0o644, "muster.manifest/1")
     assert document["components"]["slurm"]["version"] == "0.5.16"
     assert document["components"]["slurm"]["packages"] == {"munge": "0.5.16-1.1~deb13u1", "slurmd": "24.11.5-4+deb13u1"}
-    assert document["components"]["slurm"]["seconds"] > 1e9
+    assert document["components"]["slurm"]["seconds"] == 37.5
     assert document["packages"] == logic.parse_dpkg(DPKG)
     assert document["stack"] == {"name": "debian-13", "sha256": "ff"}
     assert compare(call, node) == []
     assert compare(call, node, inputs_sha256="bb") == ["its install variables or files changed"]
     assert compare(call, node, component="common") == ["not installed yet"]
+    assert compare(call, node, again=True) == ["it is asked for again"]
 
 
 def test_everybody_may_read_it_whatever_the_umask(call, node):

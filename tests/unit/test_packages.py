@@ -95,6 +95,8 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
     monkeypatch.setattr(logic, "LISTS", str(tmp_path))
     monkeypatch.setattr(service_guard, "AHEAD", str(tmp_path / "ahead.lock"))
     monkeypatch.setattr(service_guard, "PATH", str(tmp_path / "policy-rc.d"))
+    monkeypatch.setattr(service_guard, "INSTALLING", str(tmp_path / "installing"))
+    monkeypatch.setattr(service_guard, "LISTS", str(tmp_path / "lists"))
     monkeypatch.setattr(logic, "SYSTEMD", str(tmp_path))
     monkeypatch.setattr(module.shutil, "which", lambda name: f"/usr/bin/{name}")
     monkeypatch.setattr(module.AnsibleModule, "run_command", made.run_command)
@@ -190,6 +192,19 @@ def test_what_is_installed_ahead_is_waited_for(call, node, monkeypatch):
     monkeypatch.setattr(module.time, "sleep", lambda _seconds: lock.close())
     assert call(module, names=["munge", "slurmd"])["changed"], "what it did not bring is installed after it"
     assert node.asked == ["update", "install"]
+
+
+def test_services_are_refused_where_that_is_asked(call, node):
+    marker = Path(service_guard.INSTALLING)
+    call(module, names=["munge"], services="refused", check_mode=True)
+    node.installed = "munge 0.5.16-1 ii \n"
+    call(module, names=["munge"], services="refused")
+    assert not marker.exists(), "nothing is installed"
+    node.installed = ""
+    call(module, names=["munge"])
+    assert not marker.exists(), "they are allowed otherwise"
+    call(module, names=["munge"], services="refused")
+    assert marker.exists(), "until the install is recorded"
 
 
 def test_check_mode_simulates(call, node):

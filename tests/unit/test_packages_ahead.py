@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
 
 from ansible_collections.muster.fleet.plugins.module_utils import packages, service_guard
 from ansible_collections.muster.fleet.plugins.modules import packages_ahead as module
@@ -33,7 +34,7 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
     def run_command(_module, argv, **_options):
         if argv[0] == "dpkg-query":
-            return 1, "", "dpkg-query: no packages found"
+            return (1, "", "dpkg-query: no packages found") if argv[4:] else (0, "libc6 2.41-12 ii \n", "")
         deadline = time.monotonic() + 30
         while not (tmp_path / "go").exists() and time.monotonic() < deadline:
             time.sleep(0.02)
@@ -48,6 +49,10 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def begin(call, node: Path, **options: object) -> list[str]:
     result = call(module, **{"steps": STEPS, "manifest": str(node / "manifest.json"), **options})
     assert result["changed"] == bool(result["begun"])
+    # Nobody compares what is new, so that it must be so.
+    assert set(result["new"]) == (
+        {each["component"] for each in STEPS if set(each["names"]) & set(result["begun"])} if not options.get("check_mode") else set()
+    )
     return result["begun"]
 
 
@@ -62,7 +67,7 @@ def test_goes_on_in_the_background_with_services_refused(call, node):
     lines = (node / "log").read_text().splitlines()
     # Nobody knows jq; the next step is tried all the same.
     assert [line for line in lines if line != "update"] == ["jq", "munge slurmd"]
-    assert service_guard.ahead_done() == {"jq", "munge", "slurmd"}
+    assert service_guard.ahead_done() == {"jq", "munge", "slurmd", "libc6"}, "with what came along"
     assert not Path(service_guard.PATH).exists()
 
 
@@ -86,7 +91,7 @@ def test_check_mode_begins_nothing(call, node):
     assert not service_guard.ahead_runs() and not Path(service_guard.PATH).exists()
 
 
-def asked(tmp_path: Path, **variables: object) -> list[str]:
+def asked(tmp_path: Path, roles: tuple[str, ...] = ("common", "storage", "slurm"), **variables: object) -> list[str]:
     """What the action would begin on a compute node of Debian 13."""
     tools = tmp_path / "bin"
     tools.mkdir(exist_ok=True)
@@ -96,7 +101,7 @@ def asked(tmp_path: Path, **variables: object) -> list[str]:
     facts = {"distribution": "Debian", "os_family": "Debian", "distribution_major_version": "13", "architecture": "x86_64"}
     tasks = [
         {"ansible.builtin.set_fact": {**facts, "cacheable": True}},
-        {"muster.fleet.packages_ahead": {"roles": ["common", "storage", "slurm"], "manifest": "/nowhere"}, "register": "ahead"},
+        {"muster.fleet.packages_ahead": {"roles": list(roles), "manifest": "/nowhere"}, "register": "ahead"},
         {"ansible.builtin.debug": {"msg": "BEGUN {{ ahead.begun | join(' ') }} END"}},
     ]
     local = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
@@ -127,3 +132,25 @@ def test_roles_say_what_they_need_on_this_host(tmp_path):
 def test_a_slurm_of_another_source_is_not_begun(tmp_path):
     begun = asked(tmp_path, slurm_apt_source={"suite": "forky"}, common_packages=["jq"])
     assert begun == ["jq", "chrony"]
+
+
+def test_of_a_stack_only_what_the_distribution_has_is_begun(tmp_path):
+    roles = ("cuda", "gdrcopy", "nccl", "docker")
+    assert asked(tmp_path, roles) == ["nvidia-cuda-toolkit", "libnccl2", "libnccl-dev", "docker.io", "docker-cli"]
+    # From NVIDIA's repository, whose key and address their roles bring first; and Debian 13 has no source at all.
+    assert asked(tmp_path, roles, muster_stack_name="aws-2026.11") == []
+
+
+def test_nothing_is_begun_beside_drivers_or_before(tmp_path):
+    """Kernel and drivers hold packages by dpkg itself, and CUDA's packages would bring another version of the driver's libraries."""
+    names = [task["name"] for task in yaml.safe_load((ROOT / "playbooks/tasks/stack_hardware.yml").read_text())]
+    begin = names.index("stack_hardware | Begin to install the rest")
+    drivers = yaml.safe_load((ROOT / "playbooks/vars/components.yml").read_text())["__stack_drivers"]
+    before = [name.rpartition(" ")[2] for name in names[:begin] if "Run" in name]
+    assert before == drivers, "one that is neither before nor a driver is begun in its turn"
+
+
+def test_efa_s_installer_waits_for_the_packages():
+    tasks = yaml.safe_load((ROOT / "roles/efa/tasks/install.yml").read_text())
+    [argv] = [task["ansible.builtin.command"]["argv"] for task in tasks if "installer, a few" in task["name"]]
+    assert f"'flock', '--shared', '{service_guard.AHEAD}'" in argv
