@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -148,6 +149,32 @@ def test_nothing_is_begun_beside_drivers_or_before(tmp_path):
     drivers = yaml.safe_load((ROOT / "playbooks/vars/components.yml").read_text())["__stack_drivers"]
     before = [name.rpartition(" ")[2] for name in names[:begin] if "Run" in name]
     assert before == drivers, "one that is neither before nor a driver is begun in its turn"
+
+
+def test_a_play_begins_only_where_nothing_of_it_would_meet_what_is_installed(tmp_path):
+    cases = [
+        (["install", "configure"], {}, True),
+        (["configure"], {}, False),
+        (["install", "verify_image"], {}, False),
+        (["install"], {"common": {"install": {"before": ["a.yml"]}}}, False),
+    ]
+    play = {
+        "hosts": "localhost",
+        "gather_facts": False,
+        "vars_files": [str(ROOT / "playbooks/vars/components.yml")],
+        "tasks": [
+            {
+                "ansible.builtin.debug": {"msg": "CASE {{ __stack_may_begin }}"},
+                "loop": [{"phases": phases, "hooks": hooks} for phases, hooks, _ in cases],
+                "vars": {"muster_phases": "{{ item.phases }}", "muster_hooks": "{{ item.hooks }}"},
+            }
+        ],
+    }
+    (tmp_path / "play.yml").write_text(json.dumps([play]))
+    command = [Path(sys.executable).parent / "ansible-playbook", "-i", "localhost,", tmp_path / "play.yml"]
+    said = [subprocess.run([*command, *more], cwd=ROOT, capture_output=True, text=True, check=True).stdout for more in ((), ("--check",))]
+    assert re.findall(r"CASE (\w+)", said[0]) == [str(begins) for _, _, begins in cases]
+    assert re.findall(r"CASE (\w+)", said[1]) == ["False"] * len(cases), "a dry run"
 
 
 def test_efa_s_installer_waits_for_the_packages():
