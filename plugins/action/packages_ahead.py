@@ -5,10 +5,8 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from pathlib import Path
 
-from ansible.errors import AnsibleError
 from ansible.plugins.action import ActionBase
 
 ROLES = Path(__file__).resolve().parents[2] / "roles"
@@ -52,7 +50,6 @@ class ActionModule(ActionBase):
         for role in roles:
             if (ROLES / role / AHEAD).exists():
                 known = self.variables(role, task_vars)
-                with suppress(AnsibleError):  # the role says why, in its turn
-                    names = self._templar.copy_with_new_env(available_variables=known).template(known["__%s_packages_ahead" % role])
-                    steps.append({"component": role, "names": names})
+                names = self._templar.copy_with_new_env(available_variables=known).template(known["__%s_packages_ahead" % role])
+                steps.append({"component": role, "names": names})
         return {"steps": steps, "space": {name: space[name] for name in roles if name in space}, "durable": not in_container}
