@@ -12,9 +12,11 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator, Sequence
+from http.server import ThreadingHTTPServer
 
 import pytest
 from apt_proxy import AptProxy
+from download_server import serving
 from local_cloud import ROOT, LocalCloud, ami_of, build_argv, with_packer
 
 from localcloud.machines import Machines
@@ -56,6 +58,27 @@ def apt_proxy(cloud: LocalCloud) -> Iterator[AptProxy]:
 
 
 @pytest.fixture(scope="module")
+def mirror(cloud: LocalCloud) -> Iterator[ThreadingHTTPServer]:
+    """A mirror of a stack's files, with contract archives for them; it counts what it is asked for."""
+    folder = cloud.folder / "archives"
+    subprocess.run([sys.executable, ROOT / ".config/molecule/contract_archives.py", folder], check=True, stdout=subprocess.DEVNULL)
+    with serving() as made:
+        made.files = {f"/{path.relative_to(folder)}": path.read_bytes() for path in folder.rglob("*") if path.is_file()}  # type: ignore[attr-defined]
+        yield made
+
+
+@pytest.fixture(scope="module")
+def site(cloud: LocalCloud, apt_proxy: AptProxy, mirror: ThreadingHTTPServer) -> dict[str, str]:
+    """Where the images' parts come from."""
+    return {
+        "muster_image_apt_proxy": apt_proxy.url,
+        "muster_stack_name": str(cloud.folder / "archives/contract.yml"),
+        "muster_mirror": f"http://127.0.0.1:{mirror.server_port}",
+        "muster_cache_dir": str(cloud.folder / "cache"),
+    }
+
+
+@pytest.fixture(scope="module")
 def plugin(cloud: LocalCloud) -> str:
     """A folder with a stand-in for AWS's session-manager-plugin."""
     program = cloud.folder / "bin/session-manager-plugin"
@@ -66,12 +89,12 @@ def plugin(cloud: LocalCloud) -> str:
 
 
 @pytest.fixture(scope="module")
-def amis(cloud: LocalCloud, keys: tuple[str, str], plugin: str, apt_proxy: AptProxy) -> list[str]:
+def amis(cloud: LocalCloud, keys: tuple[str, str], plugin: str, site: dict[str, str]) -> list[str]:
     """Of two builds that began in the same second, the first of which is signed, and the second goes through Session Manager."""
     path = f"{plugin}:{os.environ['PATH']}"
-    site = {"ansible_variables": json.dumps({"muster_image_apt_proxy": apt_proxy.url})}
-    signed = begin(cloud, "one", **site, provenance={"location": "ssm:/provenance", "private_key": keys[0]})
-    builds = {"one": signed, "two": begin(cloud, "two", path, **site, session_manager=True)}
+    same: dict[str, object] = {"components": ["common", "cloud_tools"], "ansible_variables": json.dumps(site)}
+    signed = {**same, "provenance": {"location": "ssm:/provenance", "private_key": keys[0]}}
+    builds = {"one": begin(cloud, "one", **signed), "two": begin(cloud, "two", path, **same, session_manager=True)}
     for name, build in builds.items():
         assert build.wait(400) == 0, (cloud.folder / f"{name}.txt").read_text()[-3000:]
     return [ami_of((cloud.folder / f"{name}.txt").read_text()) for name in builds]
@@ -83,7 +106,12 @@ def test_two_builds_at_once_make_two_images(cloud: LocalCloud, amis: list[str]) 
     assert cloud.running() == []
 
 
-def test_what_one_build_fetched_another_does_not_fetch_again(cloud: LocalCloud, amis: list[str], apt_proxy: AptProxy) -> None:
+def test_what_one_build_fetched_another_does_not_fetch_again(
+    cloud: LocalCloud, amis: list[str], apt_proxy: AptProxy, mirror: ThreadingHTTPServer
+) -> None:
+    files = mirror.asked  # type: ignore[attr-defined]
+    assert all(any(name in path for path in files) for name in ("/kubectl", "/awscli-exe-linux-x86_64-"))
+    assert set(files.values()) == {1}
     asked, fetched = ([url for url in urls if url.endswith(".deb")] for urls in (apt_proxy.asked, apt_proxy.fetched))
     manifest = json.loads((cloud.folder / "one/manifest.json").read_text())
     assert {"jq", "curl"} <= set(manifest["packages"])
@@ -111,8 +139,15 @@ def test_session_manager_reached_the_builder_without_an_open_port_and_nothing_is
     assert (iam.list_instance_profiles()["InstanceProfiles"], iam.list_roles()["Roles"]) == ([], [])
 
 
-def test_a_signed_image_is_verified_and_its_instance_taken_away(cloud: LocalCloud, amis: list[str], keys: tuple[str, str]) -> None:
-    asked = {"muster_provenance_required": True, "muster_provenance_public_key": keys[1], "muster_allow_not_run": NOT_RUN}
+def test_a_signed_image_is_verified_and_its_instance_taken_away(
+    cloud: LocalCloud, amis: list[str], keys: tuple[str, str], site: dict[str, str]
+) -> None:
+    asked = {
+        "muster_stack_name": site["muster_stack_name"],
+        "muster_provenance_required": True,
+        "muster_provenance_public_key": keys[1],
+        "muster_allow_not_run": NOT_RUN,
+    }
     said, code = cloud.play("playbooks/image_verify.yml", "-i", "localhost,", ami=amis[0], **asked, log="verify.txt")
     assert code == 0, said[-4000:]
     assert "TASK [muster.fleet.common : verify_image" in said

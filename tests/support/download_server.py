@@ -12,6 +12,7 @@ import tempfile
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -20,8 +21,8 @@ ARCHIVE = bytes(range(256)) * 40
 SHA256 = hashlib.sha256(ARCHIVE).hexdigest()
 
 
-@pytest.fixture
-def server() -> Iterator[ThreadingHTTPServer]:
+@contextmanager
+def serving() -> Iterator[ThreadingHTTPServer]:
     """server.files: path to bytes. server.trouble: path to a list of what comes first: a status, or "cut". server.asked counts."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -52,6 +53,12 @@ def server() -> Iterator[ThreadingHTTPServer]:
     yield made
     made.shutdown()
     made.server_close()
+
+
+@pytest.fixture
+def server() -> Iterator[ThreadingHTTPServer]:
+    with serving() as made:
+        yield made
 
 
 @pytest.fixture(scope="module")
