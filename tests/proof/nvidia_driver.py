@@ -73,6 +73,9 @@ def test_debian_12_builds_the_open_module_for_its_own_kernel(artifacts) -> None:
     )
     assert sorted(each.rsplit("/", 1)[1] for each in libraries.split()) == ["libcuda.so.535.261.03", "libnvidia-ml.so.535.261.03"]
     assert made.ansible(NODE, "ls", "/usr/bin/nvidia-smi").split() == ["/usr/bin/nvidia-smi"]
+    unit = made.ansible(NODE, "systemctl", "cat", "nvidia-persistenced")
+    assert "ExecStart=/usr/bin/nvidia-persistenced --verbose --persistence-mode" in unit
+    assert made.ansible(NODE, "sh", "-c", "systemctl is-active nvidia-persistenced || true").split() == ["inactive"], "there is no GPU"
     again = converge(made, kernel_packages=packages)
     assert again.returncode == 0, again.stdout[-5000:]
     assert re.search(rf"^{NODE} .* changed=0 ", again.stdout, re.MULTILINE)

@@ -75,6 +75,13 @@ def test_docker_s_own_packages_have_the_stack_s_version(family: str, names: list
     assert of("docker", "__docker_names", ansible_facts={"os_family": family}) == names
 
 
+def test_what_keeps_the_driver_loaded_is_a_package_of_its_own_where_debian_has_the_driver() -> None:
+    debian = {"phases_stack": stack_files.load("debian-12"), "phases_system": "debian12"}
+    assert of("nvidia_driver", "__nvidia_driver_keeper", **debian) == ["nvidia-persistenced"]
+    assert of("nvidia_driver", "__nvidia_driver_keeper", **debian, nvidia_driver_persistence=False) == []
+    assert of("nvidia_driver", "__nvidia_driver_keeper") == [], "NVIDIA's packages have it, by another list"
+
+
 def test_docker_of_the_distribution_has_its_own_version() -> None:
     debian = {"phases_stack": stack_files.load("debian-13"), "phases_system": "debian13"}
     assert of("docker", "__docker_names", **debian) == ["docker.io", "docker-cli"]
