@@ -161,9 +161,10 @@ NOT_RUN = ["common.clock_synchronised", "common.hugepages", "common.sysctl_kerne
            "common.sysctl_vm_max_map_count"]  # fmt: skip
 
 
-def test_a_bad_image_fails_and_its_instance_is_taken_away_too(cloud: LocalCloud, amis: list[str]) -> None:
+def test_a_bad_image_fails_and_its_instance_is_taken_away_too(cloud: LocalCloud, amis: list[str], site: dict[str, str]) -> None:
     """Without leave for what a container cannot prove, the checks that were not run are a failure."""
-    said, code = cloud.play("playbooks/image_verify.yml", "-i", "localhost,", ami=amis[1], log="verify-bad.txt")
+    asked = {"ami": amis[1], "muster_stack_name": site["muster_stack_name"]}
+    said, code = cloud.play("playbooks/image_verify.yml", "-i", "localhost,", **asked, log="verify-bad.txt")
     assert code != 0
     assert "clock_synchronised" in said
     assert cloud.running() == []
