@@ -12,6 +12,7 @@ import contextlib
 import functools
 import hashlib
 import platform
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -377,7 +378,9 @@ def create_replace_root_volume_task(response: EC2Response) -> ActionResult:
         with unsettled(instance):
             THE["machines"].replace(instance.id, image, *first_boot(instance))
         task["TaskState"] = "succeeded"
-    except (NodeContainerError, RuntimeError):
+    except (NodeContainerError, RuntimeError) as error:
+        # As in EC2 the answer has no reason: it is said where the cloud runs.
+        print(f"localcloud: {made}: {error}", file=sys.stderr)
         task["TaskState"] = "failed"
     task["CompleteTime"] = stamp()
     return ActionResult({"ReplaceRootVolumeTask": task})

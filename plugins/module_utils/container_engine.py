@@ -23,6 +23,9 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
 
 ENGINES = ("podman", "docker")
 VERDICT = "engine.json"
@@ -167,17 +170,33 @@ class Engine:
         """What the engine knows of containers."""
         return json.loads(self.ask("container", "inspect", *names)) if names else []
 
+    def containers(self, label: str) -> list[dict]:
+        """What the engine knows of the containers with a label, running or not."""
+        return self._steadily(lambda: self.inspect(*self.ask("ps", "--all", "--quiet", "--filter", f"label={label}").split()))
+
     def image_names(self, label: str) -> list[str]:
-        """Names of the images with a label. podman cannot list while another process removes an image: it is asked up to three times."""
-        for tries_left in (2, 1, 0):
-            try:
-                shown = self.ask("images", "--filter", f"label={label}", "--format", "{{.Repository}}:{{.Tag}}")
-                break
-            except NodeContainerError:
-                if not tries_left:
-                    raise
-                time.sleep(0.5)
+        """Names of the images with a label."""
+        shown = self._steadily(lambda: self.ask("images", "--filter", f"label={label}", "--format", "{{.Repository}}:{{.Tag}}"))
         return [each for each in shown.split() if "<none>" not in each]
+
+    def networks(self) -> list[dict]:
+        """What the engine knows of all networks."""
+
+        def look() -> list[dict]:
+            names = self.ask("network", "ls", "--format", "{{.Name}}").split()
+            return json.loads(self.ask("network", "inspect", *names)) if names else []
+
+        return self._steadily(look)
+
+    def _steadily(self, look: Callable[[], T], tries: int = 5) -> T:
+        """What a look at many finds. It fails where another process removes one of them meanwhile: it is tried up to five times."""
+        try:
+            return look()
+        except NodeContainerError:
+            if tries == 1:
+                raise
+            time.sleep(0.3)
+            return self._steadily(look, tries - 1)
 
     def facts(self) -> dict:
         """The engine in a result."""

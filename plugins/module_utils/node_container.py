@@ -296,9 +296,8 @@ class Fleet:
 
     def containers(self) -> dict[str, Container]:
         """The fleet's containers by node name."""
-        ids = self.engine.ask("ps", "--all", "--quiet", "--filter", f"label=muster.fleet={self.name}").split()
         found = {}
-        for each in self.engine.inspect(*ids):
+        for each in self.engine.containers(f"muster.fleet={self.name}"):
             labels = each["Config"]["Labels"]
             spec = json.loads(labels.get("muster.spec", "{}"))
             found[labels["muster.node"]] = Container(labels["muster.node"], self._state(each["State"]), spec)
@@ -489,8 +488,7 @@ class Fleet:
         with locked(self.cache / "locks" / "network"):
             if self._network_exists():
                 return str(subnets_in(json.loads(self.engine.ask("network", "inspect", self.network)))[0])
-            names = self.engine.ask("network", "ls", "--format", "{{.Name}}").split()
-            used = subnets_in(json.loads(self.engine.ask("network", "inspect", *names))) if names else []
+            used = subnets_in(self.engine.networks())
             used += host_routes(Path("/proc/net/route").read_text(encoding="utf-8"))
             subnet = choose_subnet(self.name, used)
             # Nodes find each other by a hosts file, the same with every engine; podman's own DNS knows container names only.

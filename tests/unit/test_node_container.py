@@ -8,6 +8,7 @@ import dataclasses
 import ipaddress
 import json
 import multiprocessing
+import re
 import stat
 from pathlib import Path
 
@@ -475,14 +476,41 @@ def test_images_of_a_fleet_are_removed_by_its_label_alone(tmp_path: Path) -> Non
     assert run.seen[1:] == [["podman", "rmi", "--force", "localhost/a:1", "localhost/b:2"]]
 
 
-def test_images_are_listed_again_where_one_went_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+RACED = {
+    "images": Finished(125, "", 'Error: retrieving label for image "1a2b": image not known\n'),
+    "container": Finished(125, "", "Error: inspecting object: no such container 4d7f74cecb01\n"),
+    "network": Finished(
+        125, "", "Error: inspecting object: network gone: unable to find network with name or ID gone: network not found\n"
+    ),
+}
+FOUND = {
+    "images": (lambda podman: podman.image_names("muster.fleet=demo"), [], [Finished(0, "localhost/a:1\n", "")], ["localhost/a:1"]),
+    "container": (
+        lambda podman: podman.containers("muster.fleet=demo"),
+        [Finished(0, "aa bb\n", "")],
+        [Finished(0, "bb\n", ""), Finished(0, '[{"Id": "bb"}]', "")],
+        [{"Id": "bb"}],
+    ),
+    "network": (
+        lambda podman: podman.networks(),
+        [Finished(0, "podman gone\n", "")],
+        [Finished(0, "podman\n", ""), Finished(0, '[{"name": "podman"}]', "")],
+        [{"name": "podman"}],
+    ),
+}
+
+
+@pytest.mark.parametrize("what", RACED)
+def test_a_look_at_many_is_taken_again_where_one_went_meanwhile(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recorded from podman 4.3 on Debian 12, where another process removed one between its own two looks or ours."""
     monkeypatch.setattr(container_engine.time, "sleep", lambda _seconds: None)
-    raced = Finished(125, "", 'Error: retrieving label for image "1a2b": image not known\n')
-    answers = [raced, raced, Finished(0, "localhost/a:1\n", ""), raced, raced, raced]
+    look, before, after, found = FOUND[what]
+    raced = [*before, RACED[what]]
+    answers = raced * 4 + after + raced * 5
     podman = engine(run=lambda _argv, timeout=0: answers.pop(0))
-    assert podman.image_names("muster.fleet=demo") == ["localhost/a:1"]
-    with pytest.raises(NodeContainerError, match="podman images failed: Error: retrieving label"):
-        podman.image_names("muster.fleet=demo")
+    assert look(podman) == found
+    with pytest.raises(NodeContainerError, match=f"podman {what} failed: {re.escape(RACED[what].stderr.strip())}"):
+        look(podman)
     assert not answers
 
 
