@@ -37,10 +37,14 @@ def cloud() -> Iterator[Cloud]:
         ({"share_with_accounts": ["12345"]}, {}, "An account to share with is twelve digits."),
         ({"volume_size_gib": 3}, {}, "a disk of 3 GiB: common, slurm together need 4 GiB; set volume_size_gib"),
         ({"kms_key_id": "alias/none"}, {}, "Client.InvalidKMSKey.InvalidState: The KMS key alias/none does not exist in us-east-1"),
-        ({}, {"action": "DescribeImages", "error": "RequestExpired"}, "api error RequestExpired: RequestExpired, as ordered."),
+        # RequestExpired ends in such a sentence as well, but Packer asks eleven times in two minutes before, for it may be the clock.
         *(
-            ({}, {"action": "RunInstances", "error": error}, f"api error {error}: {error}, as ordered.")
-            for error in ("UnauthorizedOperation", "VcpuLimitExceeded")
+            ({}, {"action": action, "error": error}, f"api error {error}: {error}, as ordered.")
+            for action, error in (
+                ("DescribeImages", "AuthFailure"),
+                ("RunInstances", "UnauthorizedOperation"),
+                ("RunInstances", "VcpuLimitExceeded"),
+            )
         ),
         # As ordered it would be AWS's own, which Packer asks for ten times in two minutes.
         ({}, {"room": 0}, "api error InsufficientInstanceCapacity: "),

@@ -11,6 +11,7 @@ import pytest
 from trainer.config import UsageError, read_train
 from trainer.layout import Layout, resolve
 from trainer.models import PRESETS, PUBLISHED, shape_of
+from trainer.tests.ranks import NO_TORCH
 
 # Of the published checkpoints.
 COUNTS = {
@@ -126,6 +127,7 @@ def test_blocks_of_the_stages() -> None:
 @pytest.mark.parametrize(("ranks", "chunks", "micro_batches"), [(2, 1, 2), (4, 1, 7), (2, 2, 4), (4, 2, 8), (4, 3, 12), (3, 2, 3)])
 def test_a_schedule_waits_for_nothing_that_never_comes(ranks: int, chunks: int, micro_batches: int) -> None:
     """Every rank does all its work; run together, no rank waits for ever; and 1F1B keeps no more micro-batches than stages are left."""
+    pytest.importorskip("torch", reason=NO_TORCH)
     from trainer.pipeline import Action, schedule
 
     plans = [list(schedule(rank, ranks, chunks, micro_batches)) for rank in range(ranks)]
