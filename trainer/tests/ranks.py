@@ -18,7 +18,8 @@ ROOT = Path(__file__).parents[2]
 NO_TORCH = "torch is not installed in this environment: `pip install ./trainer` brings it, then these tests run"
 PATIENCE = 600  # seconds; a rank that takes longer hangs, even on a machine that does much else
 
-os.environ["PYTHONPATH"] = str(ROOT)
+# The server imports torch, which looks at the number of threads then: more threads than CPUs wait for each other by spinning.
+os.environ |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 context = multiprocessing.get_context("forkserver")
 context.set_forkserver_preload(["trainer.train", "trainer.collectives", "torch._dynamo"])
 
@@ -66,7 +67,7 @@ def start(world_size: int, folder: Path, where: str, argv: list[str], **env: str
     processes = []
     for rank in range(world_size):
         ranks = {"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": str(rank)}
-        common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+        common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         process = context.Process(target=_rank, args=(ranks | common | env, str(folder / f"rank-{rank}.txt"), where, argv))
         process.start()
         processes.append(process)
