@@ -11,6 +11,7 @@ import base64
 import contextlib
 import functools
 import hashlib
+import itertools
 import platform
 import sys
 from collections.abc import Callable, Iterator
@@ -34,6 +35,7 @@ from ansible_collections.muster.fleet.plugins.module_utils.container_engine impo
 THE: dict[str, Any] = {}
 # podman says stopped before it has cleaned up and exited after it.
 ENDED = ("exited", "stopped")
+TURNS = itertools.count(1)
 HOST_FAILED = ("Server.InternalError", "Server.InternalError: the host of the instance failed")
 
 
@@ -67,7 +69,7 @@ def install(machines: Any, faults: Any) -> None:
     ):
         wrapped(each, name, wrapper)
     # Whether it never boots; whether it has a machine, which moto does not wait for before it calls an instance running.
-    Instance.dead, Instance.settled = False, False  # type: ignore[attr-defined]
+    Instance.dead, Instance.settled = False, 0  # type: ignore[attr-defined]
     mappings = Ami.block_device_mappings.fget
     Ami.block_device_mappings = property(lambda ami: encrypted_mappings(mappings(ami), ami))  # type: ignore[assignment]
     for status in ("instance_status", "system_status"):
@@ -271,7 +273,7 @@ def boot_one(instance: Instance) -> str:
         return str(error)
     nic.private_ip_address = address
     nic.private_ip_addresses = [{"Primary": True, "PrivateIpAddress": address}]
-    instance.settled = True  # type: ignore[attr-defined]
+    instance.settled = next(TURNS)  # type: ignore[attr-defined]
     return ""
 
 
@@ -292,7 +294,9 @@ def start(former: Callable, instance: Instance) -> InstanceState:
 
 def stop(former: Callable, instance: Instance) -> InstanceState:
     if instance.state == "running" and not instance.dead:  # type: ignore[attr-defined]
-        THE["machines"].stop(instance.id)
+        with unsettled(instance):
+            THE["machines"].stop(instance.id)
+            return former(instance)
     return former(instance)
 
 
@@ -306,29 +310,31 @@ def reboot(former: Callable, instance: Instance) -> None:
 
 @contextlib.contextmanager
 def unsettled(instance: Instance) -> Iterator[None]:
-    """While its machine is away for a moment, a look at it says nothing."""
-    instance.settled = False  # type: ignore[attr-defined]
+    """While its machine goes, or is away for a moment, a look at it says nothing; nor does one that began before."""
+    instance.settled = 0  # type: ignore[attr-defined]
     try:
         yield
     finally:
-        instance.settled = True  # type: ignore[attr-defined]
+        instance.settled = next(TURNS)  # type: ignore[attr-defined]
 
 
 def terminate(former: Callable, instance: Instance) -> InstanceState:
     if instance.state == "terminated":
         return InstanceState("terminated", 48)
-    if not instance.dead:  # type: ignore[attr-defined]
-        THE["machines"].remove(instance.id)
-    return former(instance)
+    with unsettled(instance):
+        if not instance.dead:  # type: ignore[attr-defined]
+            THE["machines"].remove(instance.id)
+        return former(instance)
 
 
 def after_a_look(former: Callable, response: EC2Response) -> ActionResult:
     """Instances are what their machines are: switched off from inside, or lost with their host."""
-    running = [each for each in response.ec2_backend.all_running_instances() if each.settled]
+    running = {each: each.settled for each in response.ec2_backend.all_running_instances() if each.settled}
     states = THE["machines"].states() if running else {}
-    for instance in running:
+    for instance, settled in running.items():
         state = states.get(instance.id, "lost")
-        if state not in (*ENDED, "lost"):
+        changed = instance.settled != settled or instance.state != "running"
+        if changed or state not in (*ENDED, "lost"):
             continue
         if state in ENDED and not THE["machines"].was_killed(instance.id):
             by_itself = StateReason("Client.InstanceInitiatedShutdown: Instance initiated shutdown", "Client.InstanceInitiatedShutdown")

@@ -117,6 +117,45 @@ def test_a_look_at_an_instance_whose_machine_is_being_made_does_no_harm(ec2, cli
     assert seen == ["running"] * 3
 
 
+def test_one_that_is_being_stopped_has_not_switched_itself_off(ec2, machines: Machines, monkeypatch) -> None:
+    """Packer's builders terminate when they do; a look that another build takes meanwhile, or took just before, must not."""
+    former, one = machines.stop, run(ec2, InstanceInitiatedShutdownBehavior="terminate")[0]["InstanceId"]
+    seen = []
+
+    def stop(instance: str) -> None:
+        former(instance)
+        seen.append(show(ec2, instance)["State"]["Name"])
+
+    monkeypatch.setattr(machines, "stop", stop)
+    ec2.stop_instances(InstanceIds=[one])
+    assert (seen, show(ec2, one)["State"]["Name"]) == (["running"], "stopped")
+
+    ec2.start_instances(InstanceIds=[one])
+    monkeypatch.setattr(machines, "stop", former)
+    states, began = machines.states, []
+
+    def slow_states() -> dict[str, str]:
+        if not began:
+            began.append(True)
+            ec2.stop_instances(InstanceIds=[one])
+        return states()
+
+    monkeypatch.setattr(machines, "states", slow_states)
+    assert show(ec2, one)["State"]["Name"] == "stopped"
+
+
+def test_a_reboot_within_a_look_changes_nothing(ec2, machines: Machines, monkeypatch) -> None:
+    one = run(ec2)[0]["InstanceId"]
+
+    def states() -> dict[str, str]:
+        monkeypatch.undo()
+        ec2.reboot_instances(InstanceIds=[one])
+        return {one: "exited"}
+
+    monkeypatch.setattr(machines, "states", states)
+    assert show(ec2, one)["State"]["Name"] == "running"
+
+
 def test_an_instance_reaches_the_api_at_its_network(served, machines: Machines) -> None:
     import urllib.request
 
