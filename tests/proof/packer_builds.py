@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""Builds of the smallest image on the local cloud: two at once, what was made verified, and a builder that is lost or fails."""
+"""A proof: builds of the smallest image on the local cloud; two at once, what was made verified, a builder that is lost or fails.
+
+Run by `make proofs`, or `pytest --engine tests/proof/packer_builds.py` where `make packer` was; about five minutes on two cores.
+"""
 
 from __future__ import annotations
 
