@@ -93,7 +93,7 @@ def test_session_manager_needs_its_plugin_and_is_asked_for(validate, tmp_path: P
 
 def test_the_files_name_components_and_groups_that_are_there() -> None:
     known = yaml.safe_load((ROOT / "playbooks/vars/components.yml").read_text())["muster_component_groups"]
-    groups = {name for each in known.values() for name in each}
+    groups = {name for each in known.values() if isinstance(each, list) for name in each}
     for each in PURPOSES:
         text = (FOLDER / "purposes" / each).read_text()
         found = dict(re.findall(r"^(\w+) *= (.*)$", text, re.MULTILINE))
