@@ -42,6 +42,11 @@ GONE = (
     "/var/log/*/*.gz",
     "/var/log/*/*.[0-9]",
     "/var/tmp/muster-*",
+    # Packages that are installed, once more: with CUDA gigabytes of every image.
+    "/var/cache/apt/archives/*.deb",
+    "/var/cache/apt/*.bin",
+    "/var/cache/dnf/*",
+    "/var/cache/libdnf5/*",
 )
 # Daemons and systemd want to find these, with nothing in them.
 EMPTY = (

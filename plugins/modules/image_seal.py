@@ -12,7 +12,8 @@ description:
   - Brings the package inventory of V(/etc/muster/manifest.json) up to date, and writes V(/etc/muster/sbom.cdx.json), a CycloneDX list of
     what it says is installed.
   - Then takes out what belongs to one machine or to who built it, which is its identity, host keys, secrets that packages generated,
-    state of cloud-init and of the Systems Manager agent, authorised keys, histories and logs, and looks again whether it is gone.
+    state of cloud-init and of the Systems Manager agent, authorised keys, histories, logs and the packages that apt and dnf keep, and looks
+    again whether it is gone.
   - After it nobody can log in by key any more, so it comes last; connections that are open stay so.
 author:
   - The Muster developers (@muster-fleet)

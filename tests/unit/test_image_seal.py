@@ -28,9 +28,12 @@ SECRETS = (
     "var/lib/cloud/instance/user-data.txt",
     "var/log/journal/abc/system.journal",
     "var/log/apt/history.log.1.gz",
+    "var/cache/apt/archives/slurmd.deb",
+    "var/cache/apt/pkgcache.bin",
+    "var/cache/dnf/repo.solv",
 )
 EMPTIED = ("etc/machine-id", "var/log/wtmp", "var/log/apt/history.log")
-KEPT = ("etc/ssh/sshd_config", "etc/slurm/slurm.conf", "home/admin/.ssh/config", "home/admin/.bashrc")
+KEPT = ("etc/ssh/sshd_config", "etc/slurm/slurm.conf", "home/admin/.ssh/config", "home/admin/.bashrc", "var/lib/apt/lists/Packages")
 
 
 @pytest.fixture
