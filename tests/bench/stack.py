@@ -124,9 +124,15 @@ def ours_s(fleet: Fleet, folder: Path, asked: dict, host: str) -> float:
     return fleet.playbook("playbooks/stack.yml", "--limit", host, "-e", extra).wall_s
 
 
-def provision_s(fleet: Fleet, folder: Path, asked: dict) -> float:
-    """Seconds of all tasks of provision.yml on the whole fleet, with its verify, as its report counts them."""
+def provision_s(fleet: Fleet, folder: Path, asked: dict, baked: bool) -> float:
+    """Seconds of all tasks of provision.yml, with its verify, as its report counts them; the compute node is baked or bare."""
     files(asked, folder)
+    components = {"muster_controller": ["common", "slurm", "enroot_pyxis"], "muster_compute": asked["muster_components"]}
+    asked = {key: value for key, value in asked.items() if key != "muster_components"}
+    for group, wanted in components.items():
+        with (fleet.inventory / f"group_vars/{group}.yml").open("a") as file:
+            file.write(f"muster_components: {json.dumps(wanted)}\n")
+    ours_s(fleet, folder, asked, "all" if baked else "muster_controller")
     allowed = yaml.safe_load((ROOT / "inventory/local/group_vars/all.yml").read_text())["muster_allow_not_run"]
     fleet.playbook("playbooks/provision.yml", "-e", json.dumps({**asked, "muster_allow_not_run": allowed + NOT_RUN}))
     report = json.loads((folder / "runs" / fleet.name / "latest/report.json").read_text())
@@ -145,11 +151,9 @@ def main(argv: list[str]) -> None:
                     found["bare_s"] = bare_s(fleet, folder, asked)
                 elif part == "ours":
                     found["ours_s"] = ours_s(fleet, folder, fresh_cache(asked), "compute-1")
-                elif part == "fresh":
-                    found["fresh_tasks_s"] = provision_s(fleet, folder, fresh_cache(asked))
                 else:
-                    ours_s(fleet, folder, fresh_cache(asked), "all")
-                    found["baked_tasks_s"] = provision_s(fleet, folder, asked)
+                    found[f"{part}_tasks_s"] = provision_s(fleet, folder, fresh_cache(asked), baked=part == "baked")
+                    print(f"{part}: {found[f'{part}_tasks_s']:.2f} s", file=sys.stderr)
     for name, (one, other) in {"ours_to_bare": ("ours_s", "bare_s"), "baked_to_fresh": ("baked_tasks_s", "fresh_tasks_s")}.items():
         if {one, other} <= set(found):
             found[name] = found[one] / found[other]
