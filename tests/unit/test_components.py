@@ -27,11 +27,11 @@ def carried(tmp_path: Path):
             "tasks": [{"ansible.builtin.copy": copied}],
         }
         (tmp_path / "play.json").write_text(json.dumps([play]))
-        inventory = {group: {"hosts": dict.fromkeys(hosts, {})} for group, hosts in groups.items()}
+        inventory = {group: {"hosts": dict.fromkeys(hosts)} for group, hosts in groups.items()}
         (tmp_path / "hosts.json").write_text(json.dumps({"all": {"children": inventory}}))
         done = run_playbook(tmp_path, "-i", tmp_path / "hosts.json", tmp_path / "play.json")
         assert done.returncode == 0, done.stdout + done.stderr
-        return {host: json.loads((tmp_path / f"{host}.json").read_text()) for host in sum(groups.values(), [])}
+        return {host: json.loads((tmp_path / f"{host}.json").read_text()) for hosts in groups.values() for host in hosts}
 
     return ask
 
