@@ -99,7 +99,7 @@ def test_run_folder_is_whole(fleet: Fleet) -> None:
 
 
 def test_login_node_submits(fleet: Fleet) -> None:
-    assert sorted(fleet.ansible("login-1", "srun", "-N2", "hostname", user="muster").split()) == ["compute-1", "compute-2"]
+    assert sorted(fleet.ansible("login-1", "srun", "--quiet", "-N2", "hostname", user="muster").split()) == ["compute-1", "compute-2"]
     assert fleet.ansible("login-1", "systemctl", "is-active", "sackd") == "active"
     assert fleet.ansible("login-1", "sh", "-c", "test -e /etc/slurm/slurm.conf || echo configless") == "configless"
 

@@ -267,7 +267,7 @@ def test_a_node_leaves_after_its_jobs_and_comes_back_alone(fleet: Fleet, submit,
     }
     assert {host: units(fleet, host) for host in untouched} == untouched
     assert job(fleet, stays, "JobState") == "RUNNING"
-    assert slurm(fleet, "srun", "--nodelist=compute-2", "hostname", user="muster") == "compute-2"
+    assert slurm(fleet, "srun", "--quiet", "--nodelist=compute-2", "hostname", user="muster") == "compute-2"
 
 
 def test_a_bundle_of_a_failing_fleet_has_no_secrets(fleet: Fleet) -> None:
