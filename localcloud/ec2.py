@@ -35,6 +35,7 @@ from ansible_collections.muster.fleet.plugins.module_utils.container_engine impo
 THE: dict[str, Any] = {}
 # podman says stopped before it has cleaned up and exited after it.
 ENDED = ("exited", "stopped")
+# Each time a machine comes to rest has a number, by which a look knows whether it was changed since the look began.
 TURNS = itertools.count(1)
 HOST_FAILED = ("Server.InternalError", "Server.InternalError: the host of the instance failed")
 
@@ -68,7 +69,7 @@ def install(machines: Any, faults: Any) -> None:
         (AmiBackend, "deregister_image", deregister_image),
     ):
         wrapped(each, name, wrapper)
-    # Whether it never boots; whether it has a machine, which moto does not wait for before it calls an instance running.
+    # Whether it never boots; the turn in which its machine came to rest, 0 before: moto calls an instance running too early.
     Instance.dead, Instance.settled = False, 0  # type: ignore[attr-defined]
     mappings = Ami.block_device_mappings.fget
     Ami.block_device_mappings = property(lambda ami: encrypted_mappings(mappings(ami), ami))  # type: ignore[assignment]
