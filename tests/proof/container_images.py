@@ -2,7 +2,7 @@
 # Copyright: the Muster developers
 """A proof: container images by packer build; nodes of slurm-node run srun across each other, and no base gets an older NCCL.
 
-Run by `make proofs`, or `pytest --engine tests/proof/container_images.py` where `make packer` was; about six minutes on two cores.
+Run by `make proofs`, or `pytest --engine tests/proof/container_images.py` where `make packer` was; about eight minutes on two cores.
 """
 
 from __future__ import annotations
@@ -192,16 +192,22 @@ def contract(images: Images) -> dict[str, str]:
     return {"stack": str(archives / "contract.yml"), "ansible_variables": json.dumps(variables)}
 
 
-def test_over_a_base_only_what_is_missing_is_added(images: Images, base: dict[str, str], contract: dict[str, str]) -> None:
+@pytest.fixture(scope="module")
+def added(images: Images, base: dict[str, str], contract: dict[str, str]) -> str:
+    """What packer build said of nccl-tests over the base that has CUDA."""
     said, code = images.build("nccl-tests", "added", base=base["cuda"], components=["cuda", "nccl", "nccl_tests"], **contract)
     assert code == 0, said[-5000:]
-    image = images.made(said)
+    return said
+
+
+def test_over_a_base_only_what_is_missing_is_added(images: Images, added: str) -> None:
+    image = images.made(added)
     assert image == f"{PREFIX}/nccl-tests:cuda12.4.1-efa0-ofi0-nccl2.22.3-tests2.19.6"
     facts, manifest, parts = (json.loads((images.folder / "added" / each).read_text()) for each in RESULTS)
     assert {name: each["version"] for name, each in facts["base"].items() if name in ("cuda", "nccl")} == {"cuda": "12.4.1"}
     assert list(manifest["components"]) == ["nccl", "nccl_tests"]
     # It was built there; what built it is gone, from the lists too, and what it loads is not.
-    assert said.count("Take a while to build") == 1
+    assert added.count("Take a while to build") == 1
     assert images.sh(image, "dpkg-query -W -f '${Package}\\n'").split() == sorted(manifest["packages"])
     assert {"g++", "make", "libopenmpi-dev"} & set(manifest["packages"]) == set()
     assert {each["name"] for each in parts["components"]} == {"nccl", "nccl_tests", *manifest["packages"]}
@@ -225,3 +231,26 @@ def test_an_older_nccl_than_the_bases_is_refused_and_nothing_is_left(images: Ima
     assert sentence in " ".join(said.replace("==> docker.image:", "").split())
     assert images.engine.ask("ps", "--all", "--quiet", f"--filter=ancestor={base['nccl']}") == ""
     assert not (images.folder / "older").exists()
+
+
+def test_the_trainer_trains_in_an_image_on_that_of_the_tests(images: Images, added: str, contract: dict[str, str]) -> None:
+    # With the authorities of this machine, which the package index may need, and all of torch.
+    variables = json.dumps({**json.loads(contract["ansible_variables"]), **VARIABLES})
+    wanted = ["common", "cuda", "nccl", "nccl_tests", "trainer"]
+    base = images.made(added)
+    said, code = images.build("trainer", "trainer", base=base, components=wanted, stack=contract["stack"], ansible_variables=variables)
+    assert code == 0, said[-5000:]
+    manifest = json.loads((images.folder / "trainer/manifest.json").read_text())
+    torch = manifest["components"]["trainer"]["version"]
+    image = f"{PREFIX}/fsdp:pytorch{torch}"
+    assert f"(shell-local): {image}\n" in said
+    assert f"(shell-local): {PREFIX}/trainer:pytorch{torch}-{base.split(':')[1]}\n" in said
+    # What the base has was not built again; torch with CUDA's libraries is nearly all of the size.
+    assert said.count("Take a while to build") == 0
+    assert images.size_mib(image) - images.size_mib(base) < 6500
+    train = "/opt/muster/venv/bin/torchrun --standalone --nproc-per-node=2 -m trainer train --dataset synthetic --max_steps 3"
+    shape = "--hidden_width 64 --num_layers 2 --num_heads 4 --num_key_value_heads 2 --intermediate_size 128 --vocab_size 256"
+    lines = images.sh(image, f"{train} {shape} --max_context_width 128 --train_batch_size 2 2>&1 || true", folder="/tmp")
+    losses = [float(each) for each in re.findall(r"Batch \d+ Loss: ([0-9.]+)", lines)]
+    assert len(losses) == 3, lines
+    assert all(4 < each < 7 for each in losses), losses
