@@ -4,9 +4,10 @@
 
     python -m tests.bench.bake                  of a node without GPUs: common and slurm
     python -m tests.bench.bake COMPONENT...     of another
+    python -m tests.bench.bake gpu [small]      joins of a node with all that tests.bench.stack installs; `small` as there
 
 Prints JSON: the bake beside provisioning an instance of Debian that is controller and compute node at once, and a baked node that joins
-this fleet beside a bare one, each from RunInstances to its last check.
+this fleet beside a bare one, each from RunInstances to its last check. `gpu` leaves out the comparison of bakes.
 """
 
 from __future__ import annotations
@@ -18,23 +19,26 @@ import tempfile
 import time
 from pathlib import Path
 
+import yaml
+
 from .fleets import ROOT
+from .stack import NOT_RUN, files, fresh_cache, variables
 
 sys.path[:0] = [str(ROOT / "tests/support"), str(ROOT / "tools")]
 
 from local_cloud import LocalCloud, ami_of
 
 DEBIAN = "ami-0deb13000000000d1"
-COMPONENTS = sys.argv[1:] or ["common", "slurm"]
 # The authorities are this machine's own, and the same for the builder and the nodes.
 AUTHORITIES = {"common_ca_certificates": []}
 
 
 class Fleet:
-    """Instances that an inventory file names, one by one."""
+    """Instances that an inventory file names, one by one; `asked` are Ansible's variables for all of them."""
 
-    def __init__(self, cloud: LocalCloud) -> None:
+    def __init__(self, cloud: LocalCloud, asked: dict) -> None:
         self.cloud = cloud
+        self.asked = asked
         self.hosts: dict[str, tuple[str, ...]] = {}
         shutil.copytree(ROOT / "tests/integration/image_fleet", cloud.folder / "image_fleet")
         self.inventory = cloud.folder / "image_fleet/inventory"
@@ -43,45 +47,53 @@ class Fleet:
         self.key.write_text(cloud.client("ec2").create_key_pair(KeyName="bake", KeyType="ed25519")["KeyMaterial"])
         self.key.chmod(0o600)
 
-    def joins(self, ami: str, *groups: str) -> float:
+    def joins(self, ami: str, components: list[str], *groups: str) -> float:
         """Seconds from the request for an instance to the last check of provision.yml."""
         began = time.monotonic()
         ec2 = self.cloud.client("ec2")
         asked = {"ImageId": ami, "InstanceType": "c7i.xlarge", "KeyName": "bake", "MinCount": 1, "MaxCount": 1}
         made = ec2.run_instances(**asked)["Instances"][0]["InstanceId"]
         found = ec2.describe_instances(InstanceIds=[made])["Reservations"][0]["Instances"][0]
-        self.hosts[f"{made} ansible_host={found['PrivateIpAddress']}"] = groups
+        wanted = json.dumps(json.dumps(components))
+        self.hosts[f"{made} ansible_host={found['PrivateIpAddress']} muster_components={wanted}"] = groups
         text = ""
         for group in sorted({group for of in self.hosts.values() for group in of}):
             text += "\n".join([f"[{group}]", *(host for host, of in self.hosts.items() if group in of), "", ""])
         (self.inventory / "hosts.ini").write_text(text)
         known = f"-o UserKnownHostsFile={self.cloud.folder / 'known_hosts'} -o StrictHostKeyChecking=accept-new"
-        variables = {"muster_fleet": self.cloud.name, "muster_components": COMPONENTS, **AUTHORITIES,
-                     "ansible_ssh_private_key_file": str(self.key), "ansible_ssh_extra_args": known}  # fmt: skip
+        ssh = {"ansible_ssh_private_key_file": str(self.key), "ansible_ssh_extra_args": known}
         limit = f"muster_controller,{made},localhost"
-        said, code = self.cloud.play("playbooks/provision.yml", "-i", str(self.inventory), "--limit", limit, **variables)
+        argv = ("-i", str(self.inventory), "--limit", limit)
+        said, code = self.cloud.play("playbooks/provision.yml", *argv, muster_fleet=self.cloud.name, **ssh, **self.asked)
         if code:
             raise SystemExit(f"provision.yml ended with {code}:\n{said[-4000:]}")
-        return time.monotonic() - began
+        wall = time.monotonic() - began
+        print(f"{ami} with {' '.join(components)} joined in {wall:.1f} s", file=sys.stderr)
+        return wall
 
 
-def measure(cloud: LocalCloud) -> dict:
+def build(cloud: LocalCloud, name: str, components: list[str], asked: dict) -> tuple[str, float]:
+    """The AMI that Packer makes, and its seconds."""
+    began = time.monotonic()
+    given = {"components": components, "volume_size_gib": "60", "ansible_variables": json.dumps(asked)}
+    said, code = cloud.build("slurm-cpu", cloud.folder / name, **given)
+    if code:
+        raise SystemExit(f"packer build ended with {code}:\n{said[-4000:]}")
+    return ami_of(said), time.monotonic() - began
+
+
+def measure(cloud: LocalCloud, components: list[str]) -> dict:
     """All figures; the first builds of a machine fill its caches, so a bake that does not count comes before."""
-    seconds = []
-    for name in ("warm", "measured"):
-        began = time.monotonic()
-        said, code = cloud.build("slurm-cpu", cloud.folder / name, components=COMPONENTS, ansible_variables=json.dumps(AUTHORITIES))
-        if code:
-            raise SystemExit(f"packer build ended with {code}:\n{said[-4000:]}")
-        seconds.append(time.monotonic() - began)
+    build(cloud, "warm", components, AUTHORITIES)
+    ami, bake = build(cloud, "measured", components, AUTHORITIES)
     manifest = json.loads((cloud.folder / "measured/manifest.json").read_text())
-    fleet = Fleet(cloud)
-    provision = fleet.joins(DEBIAN, "muster_controller", "muster_compute")
-    bare, baked = fleet.joins(DEBIAN, "muster_compute"), fleet.joins(ami_of(said), "muster_compute")
+    fleet = Fleet(cloud, AUTHORITIES)
+    provision = fleet.joins(DEBIAN, components, "muster_controller", "muster_compute")
+    bare, baked = fleet.joins(DEBIAN, components, "muster_compute"), fleet.joins(ami, components, "muster_compute")
     return {
-        "bake_s": seconds[-1],
+        "bake_s": bake,
         "provision_s": provision,
-        "bake_to_provision": seconds[-1] / provision,
+        "bake_to_provision": bake / provision,
         "bare_joins_s": bare,
         "baked_joins_s": baked,
         "baked_to_bare": baked / bare,
@@ -89,14 +101,38 @@ def measure(cloud: LocalCloud) -> dict:
     }
 
 
-def main() -> None:
+def measure_gpu(cloud: LocalCloud, small: bool) -> dict:
+    """Joins of a node with the software of GPUs: baked, bare where another has built the sources, and bare as the first."""
+    allowed = yaml.safe_load((ROOT / "inventory/local/group_vars/all.yml").read_text())["muster_allow_not_run"]
+    asked = {**variables(cloud.folder, small), "muster_allow_not_run": allowed + NOT_RUN}
+    components = asked.pop("muster_components")
+    files(asked, cloud.folder)
+    ami, bake = build(cloud, "measured", components, asked)
+    print(f"baked in {bake:.1f} s", file=sys.stderr)
+    fleet = Fleet(cloud, asked)
+    # A fleet has a compute node, and Slurm's configuration names pyxis for all of them.
+    fleet.joins(DEBIAN, ["common", "slurm", "enroot_pyxis"], "muster_controller", "muster_compute")
+    baked, bare = fleet.joins(ami, components, "muster_compute"), fleet.joins(DEBIAN, components, "muster_compute")
+    files(fresh_cache(asked), cloud.folder)
+    first = fleet.joins(DEBIAN, components, "muster_compute")
+    return {
+        "baked_joins_s": baked,
+        "bare_joins_s": bare,
+        "first_bare_joins_s": first,
+        "baked_to_bare": baked / bare,
+        "baked_to_first_bare": baked / first,
+    }
+
+
+def main(argv: list[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         cloud = LocalCloud("bake", Path(folder)).start()
         try:
-            print(json.dumps(measure(cloud), indent=1))
+            found = measure_gpu(cloud, "small" in argv) if "gpu" in argv else measure(cloud, argv or ["common", "slurm"])
+            print(json.dumps(found, indent=1))
         finally:
             cloud.end()
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])
