@@ -3,7 +3,7 @@
 .NOTPARALLEL:
 BIN := .venv/bin
 STAGE := tools/stage.sh
-E2E := tests/integration/test_image_e2e.py
+IMAGE := tests/e2e/test_50_image.py
 
 setup: ## system packages and .venv; MUSTER_NO_INSTALL=1 only says what is missing
 	@tools/setup.sh
@@ -25,14 +25,14 @@ test:
 	@tools/setup.sh --test
 	$(STAGE) lint 240 -- $(MAKE) --no-print-directory lint
 	$(STAGE) unit 900 -- $(MAKE) --no-print-directory unit
-	$(STAGE) fleet 2700 -- $(BIN)/pytest --engine --ignore=tests/unit --ignore=$(E2E) tests
+	$(STAGE) fleet 1500 -- $(BIN)/pytest --engine --ignore=tests/unit --ignore=$(IMAGE) tests
 	-$(STAGE) packer 600 -- $(BIN)/python tools/get_packer.py # where it is not to be had, the next stage skips its tests by name
-	$(STAGE) e2e 600 -- $(BIN)/pytest --engine $(E2E)
-	$(STAGE) proofs 10 -- $(BIN)/python tests/proofs.py check
+	$(STAGE) image 600 -- $(BIN)/pytest --engine $(IMAGE)
+	$(STAGE) proofs 720 -- $(BIN)/python tests/proofs.py rerun # those of ten minutes
 endif
 
-e2e: packer ## packer build of an AMI on the local cloud, a fleet launched from it, site.yml over it, and nothing left
-	$(BIN)/pytest --engine $(E2E)
+e2e: packer ## tests/e2e: site.yml, its faults and sizes on a local fleet, and an AMI built, launched and trained on in the local cloud
+	$(BIN)/pytest --engine tests/e2e
 
 lint: setup ## ansible-lint, ruff, mypy, shellcheck, ansible-test sanity, generated files current
 	tests/lint.sh
@@ -40,16 +40,17 @@ lint: setup ## ansible-lint, ruff, mypy, shellcheck, ansible-test sanity, genera
 unit: setup ## unit tests on two Pythons and the trainer's with torch
 	tests/unit.sh
 
-proofs: setup ## the slow tests whose inputs changed; tests/proofs.json keeps what they gave
-	$(BIN)/python tests/proofs.py run
+proofs: setup ## the slow tests whose records do not hold: make proofs [DUE=1] [NAMES="restore users"]; tests/proof/records keeps the results
+	$(BIN)/python tests/proofs.py run $(if $(DUE),--due) $(NAMES)
 
-bench: setup ## ratios in one run, written to docs/performance.md
-	$(BIN)/python -m tests.bench
+bench: setup ## measures ratios and writes docs/performance.md: make bench [ONLY="converge adding"] [PEERS=folder]
+	PEERS='$(PEERS)' $(BIN)/python -m tests.bench $(ONLY)
 
-docs: setup ## what is generated: the variable tables of the roles' READMEs, the catalogue of instance types, docs/efa.md
+docs: setup ## what is generated: the variable tables of the roles' READMEs, the catalogue of instance types, docs/efa.md, the table of proofs
 	$(BIN)/python tools/role_readmes.py
 	$(BIN)/python tools/catalogue.py
 	$(BIN)/python tools/efa_doc.py
+	$(BIN)/python tests/proofs.py table --write
 
 stack-sums: setup ## fetches what a stack names, checks it, prints the lines to commit: make stack-sums [STACK=aws-2026.11]
 	$(BIN)/python tools/stack_sums.py $(or $(STACK),aws-2026.11)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""What every test run here obeys: which tests need a container engine, and what may stay behind."""
+"""Rules of all test runs: which tests need a container engine, and what may remain."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-# Molecule's tests look at the node they are told; without one they would look at the developer's machine. Molecule names the files.
-# collections/ is a second way to the same files.
+# Molecule runs its own tests on a node; without one they would test the developer's machine.
+# collections/ links to the same files again.
 collect_ignore_glob = ["roles/*/molecule/*", "collections/*", "runs", "dist"]
 
 LEFT_OUT = pytest.StashKey[int]()
@@ -21,7 +21,7 @@ KEPT = pytest.StashKey[list[str]]()
 
 
 class Artifacts:
-    """What tests make outside Python's memory: files in `folder(name)`, and anything else that `leave` was told how to remove."""
+    """What tests create outside of Python: files in `folder(name)`, and everything that `leave` knows how to remove."""
 
     def __init__(self, folder: Path, keep: bool) -> None:
         self._folder = folder
@@ -38,15 +38,15 @@ class Artifacts:
         return path
 
     def leave(self, what: str, remove: Callable[[], object]) -> None:
-        """At the end of the tests `remove` is called, or `what` is printed when artifacts are kept. Say it before making the thing.
+        """At the end of the tests `remove` is called, or `what` is printed when artifacts are kept. Call it before creating the thing.
 
-        `remove` is called now, too, for what a run left that was killed, and so must not mind that there is nothing. Another run that is
-        at work with `what` is an error; two files of tests of one run may say the same.
+        `remove` is also called now, for the remains of a run that was killed, so it must work when there is nothing to remove. It is an
+        error when another run uses `what`; two test files of one run may both name it.
         """
         if what not in self._claims:
             claim = self._claims[what] = socket.socket(socket.AF_UNIX)
             try:
-                claim.bind(f"\0muster-tests {what}")  # a name without a file, gone with this process however that ends
+                claim.bind(f"\0muster-tests {what}")  # a name without a file, which ends with this process
             except OSError:
                 del self._claims[what]
                 raise RuntimeError(f"Another test run on this machine uses {what}: wait for its end.") from None
@@ -54,7 +54,7 @@ class Artifacts:
         self._left.append((what, remove))
 
     def end(self) -> list[str]:
-        """Remove everything, latest first, and return [] or, when keeping, what stays. All removals are tried before an error."""
+        """Remove everything, latest first, and return [], or what stays when artifacts are kept. Tries all removals before it raises."""
         if self.keep:
             return [f"files in {self._folder}", *(what for what, _ in self._left)]
         errors = []
@@ -72,7 +72,7 @@ class Artifacts:
 
 @pytest.fixture(scope="session")
 def artifacts(request: pytest.FixtureRequest) -> Iterator[Artifacts]:
-    """Where tests put what must not stay: see Artifacts."""
+    """The Artifacts of this test run."""
     kept = request.config.getoption("--keep-artifacts")
     folder = Path(kept).resolve() if kept else Path(tempfile.mkdtemp(prefix="muster-tests-"))
     folder.mkdir(parents=True, exist_ok=True)

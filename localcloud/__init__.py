@@ -1,3 +1,3 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""AWS on this machine: moto's API, whose EC2 instances are systemd containers. `python -m localcloud --help`, docs/localcloud.md."""
+"""AWS on this machine: moto's API, whose EC2 instances are systemd containers. See `python -m localcloud --help` and docs/localcloud.md."""

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""AWS on this machine, until it is ended or for one command.
+"""AWS on this machine, until you stop it or for one command.
 
-python -m localcloud                       serves, and prints what to export to reach it
-python -m localcloud -- packer build …     runs the command with that environment and ends with its exit code
+python -m localcloud                       serves, and prints the variables to export
+python -m localcloud -- packer build …     runs the command with these variables and exits with its exit code
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ import subprocess
 import sys
 import threading
 
-from ansible_collections.muster.fleet.plugins.module_utils.container_engine import NodeContainerError
+from ansible_collections.muster.fleet.plugins.module_utils.containers.engine import NodeContainerError
 from localcloud.cloud import Cloud, clean_after
 
 
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="localcloud", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--name", default="cloud", help="of its containers and network; several clouds live side by side")
-    parser.add_argument("--port", type=int, default=0, help="without it a free one")
+    parser.add_argument("--name", default="cloud", help="the name of its containers and network; several clouds can run at a time")
+    parser.add_argument("--port", type=int, default=0, help="the port; a free one by default")
     parser.add_argument("--clean-after", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("command", nargs="*", help="what to run with it, after --")
+    parser.add_argument("command", nargs="*", help="the command to run, after --")
     options = parser.parse_args(argv)
     if options.clean_after:
         return clean_after(options.name, sys.stdin.buffer)
@@ -38,7 +38,7 @@ def main(argv: list[str]) -> int:
             for name, value in cloud.env.items():
                 print(f"export {name}={value}")
             print(
-                f"# Faults: see docs/localcloud.md. AMIs: {', '.join(cloud.amis)}. It ends, with all that it started, by Ctrl-C.",
+                f"# Faults: see docs/localcloud.md. AMIs: {', '.join(cloud.amis)}. Ctrl-C stops it and removes all that it started.",
                 flush=True,
             )
             ended.wait()
@@ -49,7 +49,7 @@ def main(argv: list[str]) -> int:
 
 
 def run(command: list[str], env: dict[str, str], ended: threading.Event) -> int:
-    """Its exit code. What ends the cloud ends the command, which may take its time to clean up."""
+    """Run a command and return its exit code. A signal that ends the cloud ends the command, which may take its time to clean up."""
     try:
         process = subprocess.Popen(command, env=env)
     except OSError as error:

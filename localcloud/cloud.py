@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""The server of one cloud, and who cleans up after it."""
+"""The server of one cloud, and the process that cleans up after it."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from ansible_collections.muster.fleet.plugins.module_utils.container_engine import NodeContainerError
-from ansible_collections.muster.fleet.plugins.module_utils.node_image import NodeImage
-from ansible_collections.muster.fleet.plugins.module_utils.places import cache_dir, check_fleet_name
+from ansible_collections.muster.fleet.plugins.module_utils.containers.engine import NodeContainerError
+from ansible_collections.muster.fleet.plugins.module_utils.containers.image import NodeImage
+from ansible_collections.muster.fleet.plugins.module_utils.paths import cache_dir, check_fleet_name
 from localcloud.faults import Faults
 from localcloud.machines import Machines
 
 HERE = Path(__file__).parent
-# moto's own AMIs are of 2017 and 1,300 in number; it reads the variable when it is imported.
+# Replaces moto's own 1,300 AMIs of 2017; moto reads the variable when it is imported.
 os.environ["MOTO_AMIS_PATH"] = str(HERE / "amis.json")
 
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
@@ -32,23 +32,23 @@ from localcloud import ec2, ssm
 
 AMIS = {"ami-0deb13000000000d1": "trixie", "ami-0deb12000000000d1": "bookworm"}
 REGION = "us-east-1"
-# linux/in.h: an address may be bound that is not there yet.
+# linux/in.h: binds an address that does not exist yet.
 IP_FREEBIND = 15
-# Not to be mixed with what the environment says of a real account.
+# Variables of a real account, which must not reach a command that runs with the local cloud.
 FOREIGN = ("AWS_PROFILE", "AWS_DEFAULT_PROFILE", "AWS_SESSION_TOKEN", "AWS_SECURITY_TOKEN", "AWS_ROLE_ARN", "AWS_WEB_IDENTITY_TOKEN_FILE")
 
 
 class Quiet(MotoRequestHandler):
-    """Says nothing of what is asked."""
+    """Logs no requests."""
 
     def log(self, type: str, message: str, *args: object) -> None:
-        """Unless it is an error."""
+        """Log errors only."""
         if type == "error":
             super().log(type, message, *args)
 
 
 class Cloud:
-    """AWS on a port of loopback, from `with` to its end. What it starts is removed by a second process, which outlives a kill."""
+    """AWS on a loopback port, inside a `with` block. A second process removes what it started, also after a kill."""
 
     def __init__(self, name: str, port: int = 0, machines: Any = None) -> None:
         self.name = check_fleet_name(name)
@@ -64,7 +64,7 @@ class Cloud:
         self._machines.images.update({ami: NodeImage(release=release) for ami, release in AMIS.items()})
         faults = Faults(DomainDispatcherApplication(create_backend_app), self._machines.kill)
         ec2.install(self._machines, faults)
-        ssm.install(self._machines)
+        ssm.install()
         try:
             self._server = make_server("127.0.0.1", self._port, faults, threaded=True, request_handler=Quiet)
             self._servers = [self._server, self._for_instances(faults)]
@@ -81,7 +81,7 @@ class Cloud:
             "AWS_REGION": REGION,
             "AWS_DEFAULT_REGION": REGION,
             "AWS_EC2_METADATA_DISABLED": "true",
-            # Packer asks every 15 s how far things are; here they are done when the call returns.
+            # Packer polls every 15 s; here everything is done when the call returns.
             "AWS_POLL_DELAY_SECONDS": "1",
         }
         return self
@@ -94,7 +94,7 @@ class Cloud:
         end_cleaner(self._cleaner)
 
     def _for_instances(self, app: Any) -> Any:
-        """The same at the first address of the instances' network, which is there as soon as one of them is."""
+        """The same API at the first address of the instances' network, which exists as soon as one of them does."""
         host, port = self._machines.gateway(), self._server.server_port
         with socket.socket() as bound:
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -105,14 +105,14 @@ class Cloud:
 
     @staticmethod
     def outside(env: Mapping[str, str]) -> dict[str, str]:
-        """An environment without what leads to a real account."""
+        """An environment without the variables of a real account."""
         return {key: value for key, value in env.items() if key not in FOREIGN}
 
 
 def start_cleaner(name: str) -> subprocess.Popen:
-    """The process that cleans up when this one is gone, however it goes, for its standard input ends then.
+    """Start the process that cleans up when this one ends: its standard input is closed then, even after a kill.
 
-    What an earlier cloud of this name left, on a machine that lost its power, is removed first.
+    Remove first what an earlier cloud of this name left when the machine lost its power.
     """
     path = cache_dir(os.environ) / "locks" / f"cloud-{name}"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -124,10 +124,10 @@ def start_cleaner(name: str) -> subprocess.Popen:
                 break
             except BlockingIOError:
                 if time.monotonic() > deadline:
-                    raise NodeContainerError(f"A local cloud called {name} is running: end it, or give this one another --name.") from None
+                    raise NodeContainerError(f"A local cloud called {name} is running: stop it, or give this one another --name.") from None
                 time.sleep(0.2)
         Machines(name).clean()
-        # The lock belongs to the open file, which the cleaner inherits: it lasts until it is done.
+        # The cleaner inherits the open file and with it the lock, until it ends.
         return subprocess.Popen(
             [sys.executable, "-m", "localcloud", "--clean-after", "--name", name],
             cwd=HERE.parent,
@@ -139,7 +139,7 @@ def start_cleaner(name: str) -> subprocess.Popen:
 
 
 def end_cleaner(cleaner: subprocess.Popen | None) -> None:
-    """Let it clean up, and wait until it has."""
+    """Let the cleaner run, and wait until it has ended."""
     if cleaner:
         cleaner.communicate()
 

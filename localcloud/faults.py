@@ -3,9 +3,9 @@
 """Faults on request, posted as JSON to /localcloud/faults:
 
 {"action": "DescribeInstances", "error": "RequestLimitExceeded", "times": 2}   the next two calls end in this error
-{"action": "RunInstances", "error": "InsufficientInstanceCapacity"}            times is 1 unless said
+{"action": "RunInstances", "error": "InsufficientInstanceCapacity"}            times is 1 by default
 {"action": "RunInstances", "delay": 2.5, "times": 3}                           the API is slow
-{"boots": false}                                                               the next instance runs and never answers
+{"boots": false}                                                               the next instance never boots
 {"dies": "i-0123"}                                                             the host of an instance fails, now
 """
 
@@ -22,12 +22,12 @@ from xml.sax.saxutils import escape
 
 import boto3
 
-from ansible_collections.muster.fleet.plugins.module_utils.container_engine import NodeContainerError
+from ansible_collections.muster.fleet.plugins.module_utils.containers.engine import NodeContainerError
 
 PATH = "/localcloud/faults"
-# Of a session of Systems Manager.
+# The data channel of a session of Systems Manager.
 CHANNEL = "/localcloud/data-channel/"
-NO_CHANNEL = b"The local cloud opens sessions but has no data channel; take ssh to the instance's address, or Run Command.\n"
+NO_CHANNEL = b"The local cloud opens sessions but has no data channel; use ssh to the instance's address, or Run Command.\n"
 REGIONS = boto3.session.Session().get_available_regions("ec2")
 FORMS = (
     {"action", "error", "times"},
@@ -45,7 +45,7 @@ STATUS = {
 
 
 class Faults:
-    """What is to go wrong; a WSGI application in front of another."""
+    """The ordered faults, as a WSGI application in front of moto's."""
 
     def __init__(self, app: Callable, die: Callable[[str], None]) -> None:
         self._app = app
@@ -54,7 +54,7 @@ class Faults:
         self._lock = threading.Lock()
 
     def take(self, **wanted: object) -> dict | None:
-        """The oldest waiting fault that has these values, counted down."""
+        """The oldest waiting fault that has these values; its count goes down by one."""
         with self._lock:
             for fault in self._waiting:
                 if fault["times"] and all(fault.get(key) == value for key, value in wanted.items()):
@@ -63,7 +63,7 @@ class Faults:
         return None
 
     def order(self, text: bytes) -> None:
-        """Take an order; ValueError says what is wrong with it."""
+        """Accept an order; ValueError names its fault."""
         fault = json.loads(text)
         if not isinstance(fault, dict) or not any(set(fault) | {"times"} == form | {"times"} for form in FORMS):
             raise ValueError(f"{text.decode()} is no fault; give action and error, action and delay, boots, or dies.")
@@ -87,7 +87,7 @@ class Faults:
             start_response("501 Not Implemented", [("Content-Type", "text/plain")])
             return [NO_CHANNEL]
         environ["wsgi.input"] = BytesIO(body)
-        # moto answers with a traceback, which clients take for a fault that passes.
+        # moto answers an unknown region with a traceback, which clients retry.
         scope = re.search(r"Credential=[^/]+/\d+/([^/]+)/(\w+)", environ.get("HTTP_AUTHORIZATION", ""))
         service = scope[2] if scope else "ec2"
         if scope and scope[1] not in REGIONS:
@@ -110,7 +110,7 @@ class Faults:
 
 
 def refuse(start_response: Callable, service: str, code: str, said: str, status: str = "403 Forbidden") -> Iterable[bytes]:
-    """An error as EC2 says it, or as the other services do that speak XML."""
+    """An error in the XML of EC2, or of the other services that answer in XML."""
     start_response(status, [("Content-Type", "text/xml")])
     error = f"<Error><Code>{escape(code)}</Code><Message>{escape(said)}</Message></Error>"
     return [(f"<Response><Errors>{error}</Errors></Response>" if service == "ec2" else f"<ErrorResponse>{error}</ErrorResponse>").encode()]

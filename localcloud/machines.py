@@ -8,13 +8,14 @@ import os
 import time
 from collections.abc import Mapping
 
-from ansible_collections.muster.fleet.plugins.module_utils.container_engine import Engine, Finished, find_engine
-from ansible_collections.muster.fleet.plugins.module_utils.node_container import Fleet, Node
-from ansible_collections.muster.fleet.plugins.module_utils.node_image import NodeImage
-from ansible_collections.muster.fleet.plugins.module_utils.places import cache_dir, state_dir
+from ansible_collections.muster.fleet.plugins.module_utils.containers.engine import Engine, Finished, find_engine
+from ansible_collections.muster.fleet.plugins.module_utils.containers.fleet import Fleet
+from ansible_collections.muster.fleet.plugins.module_utils.containers.image import NodeImage
+from ansible_collections.muster.fleet.plugins.module_utils.containers.plan import Node
+from ansible_collections.muster.fleet.plugins.module_utils.paths import cache_dir, state_dir
 
 LOST_SECONDS = 10
-# What cloud-init does of it: the default user with the key, and user data, once for an instance however often it boots.
+# What cloud-init does at the first boot of an instance: it makes the default user with the key, and runs the user data.
 FIRST_BOOT = """\
 set -e
 id admin >/dev/null 2>&1 || useradd --create-home --shell /bin/bash admin
@@ -29,7 +30,7 @@ systemd-run --no-block --unit=user-data /run/muster-node/user-data
 
 
 class Machines:
-    """One cloud's containers: `Fleet` with nodes that come one by one, each from its AMI's image."""
+    """One cloud's containers: a `Fleet` whose nodes are added one by one, each from its AMI's image."""
 
     def __init__(self, name: str, env: Mapping[str, str] = os.environ, engine: Engine | None = None) -> None:
         self.fleet = Fleet(name, engine or find_engine(), state_dir(name, env), cache_dir(env))
@@ -37,11 +38,11 @@ class Machines:
         self._killed: set[str] = set()
 
     def gateway(self) -> str:
-        """This machine's address on the network of the machines, which is made for it."""
+        """This machine's address on the machines' network, which is created if need be."""
         return self.fleet.gateway()
 
     def start(self, instance: str, ami: str, key: str, user_data: bytes) -> str:
-        """A machine with the key for its user admin; its address. Its sshd answers when this returns."""
+        """Start a machine with the key for its user admin, wait until its sshd answers, and return its address."""
         files = {"key": key.encode(), "user-data": user_data}
         address = self.fleet.add(Node(instance, memory_mib=2048, cpus=float(min(2, os.cpu_count() or 1))), self.images[ami], files)
         self._must(instance, ["sh", "-c", FIRST_BOOT])
@@ -51,7 +52,7 @@ class Machines:
         return address
 
     def replace(self, instance: str, ami: str, key: str, user_data: bytes) -> None:
-        """The machine with another root: name and address stay, the host key is a new one and the first boot comes again."""
+        """Give the machine a new root. Name and address stay; the host key is new and the first boot runs again."""
         for each in (self.fleet.state / "hostkeys" / instance).glob("ssh_host_*"):
             each.unlink()
         self.start(instance, ami, key, user_data)
@@ -59,7 +60,7 @@ class Machines:
     def _must(self, instance: str, argv: list[str]) -> None:
         done = self.fleet.run_in(instance, argv)
         if done.code != 0:
-            raise RuntimeError(f"Instance {instance} did not come up ({done.reason}).")
+            raise RuntimeError(f"Instance {instance} did not boot ({done.reason}).")
 
     def stop(self, instance: str) -> None:
         self.fleet.set_state("stopped", [instance])
@@ -68,7 +69,7 @@ class Machines:
         self.fleet.set_state("started", [instance])
 
     def kill(self, instance: str) -> None:
-        """Ends as by a failure of its host."""
+        """End the machine as a failure of its host would."""
         self._killed.add(instance)
         self.fleet.set_state("killed", [instance])
 
@@ -79,7 +80,7 @@ class Machines:
         self.fleet.absent([instance])
 
     def states(self) -> dict[str, str]:
-        """What the engine says of each machine. One is lost only when it stays so: an end is known a moment after the last process."""
+        """The state of each machine. Wait before one counts as lost, because the engine learns of an end a moment late."""
         deadline = time.monotonic() + LOST_SECONDS
         while True:
             states = {each.node: each.state for each in self.fleet.containers().values()}
@@ -88,25 +89,25 @@ class Machines:
             time.sleep(0.2)
 
     def save(self, instance: str, ami: str) -> None:
-        """An image of the machine's file system, for an AMI."""
+        """Save the machine's file system as the image of an AMI."""
         name = f"localhost/muster-cloud-{self.fleet.name}:{ami}"
         self.fleet.commit(instance, name)
         self.images[ami] = NodeImage(reference=name)
 
     def forget(self, ami: str) -> None:
-        """An AMI is gone; so is its image, when no other AMI is a copy of it."""
+        """Forget an AMI, and remove its image when no other AMI is a copy of it."""
         image = self.images.pop(ami, None)
         if image and image.reference and image not in self.images.values():
             self.fleet.remove_images([image.reference])
 
     def run(self, instance: str, script: str, timeout: float) -> Finished:
-        """What SSM's agent would run, as root."""
+        """Run a script as root, as SSM's agent would."""
         return self.fleet.run_in(instance, ["bash", "-c", script], timeout=timeout)
 
     def journal(self, instance: str) -> str:
         return self.fleet.run_in(instance, ["journalctl", "--boot", "--no-pager", "--lines=400"]).stdout
 
     def clean(self) -> None:
-        """Remove all that a cloud of this name ever made here, but for the image that instances start from."""
+        """Remove everything that clouds of this name made here, except the image that instances start from."""
         self.fleet.absent(remove_state=True)
         self.fleet.remove_images()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""Systems Manager: moto keeps the commands of Run Command, the machines run them; sessions of Session Manager are opened, listed and ended.
+"""Systems Manager: moto stores the commands of Run Command and the machines run them. Sessions are opened, listed and ended.
 
-What a session carries goes by AWS's own protocol to its agent, which is not here: see CHANNEL in faults.py.
+Sessions carry no data: AWS's own protocol needs the SSM agent, which the machines lack. See CHANNEL in faults.py.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from moto.ec2.models import ec2_backends
 from moto.ssm.models import Command
 from moto.ssm.responses import SimpleSystemManagerResponse
 
-from localcloud.ec2 import THE, wrapped
 from localcloud.faults import CHANNEL
+from localcloud.wrapping import CLOUD, wrapped
 
 MOST_OUTPUT = 24000
 
 
-def install(machines: Any) -> None:
-    """Once for a process; `machines` is the same as that of EC2."""
-    THE["sessions"] = {}
-    if THE.get("ssm"):
+def install() -> None:
+    """Change moto in place, once for a process, after `ec2.install`."""
+    CLOUD["sessions"] = {}
+    if CLOUD.get("ssm"):
         return
-    THE["ssm"] = True
+    CLOUD["ssm"] = True
     wrapped(Command, "_get_instance_ids_from_targets", named_alone)
     wrapped(Command, "__init__", run)
     for action in (describe_instance_information, start_session, describe_sessions, terminate_session):
@@ -36,17 +36,17 @@ def install(machines: Any) -> None:
 
 
 def named_alone(former: Any, command: Command) -> list[str]:
-    """moto takes no targets for all instances of the region."""
+    """Without targets moto would choose all instances of the region."""
     return former(command) if command.targets else []
 
 
 def run(former: Any, command: Command, *args: Any, **kwargs: Any) -> None:
-    """Run it on its instances before the answer."""
+    """Run the command on its instances before the call returns."""
     former(command, *args, **kwargs)
     script = "\n".join(command.parameters.get("commands", []))
     timeout = float(command.parameters.get("executionTimeout", ["3600"])[0])
     for invocation in command.invocations:
-        done = THE["machines"].run(invocation["InstanceId"], script, timeout)
+        done = CLOUD["machines"].run(invocation["InstanceId"], script, timeout)
         status = "Success" if done.code == 0 else "TimedOut" if done.code == 124 else "Failed"
         invocation.update(
             Status=status,
@@ -58,12 +58,12 @@ def run(former: Any, command: Command, *args: Any, **kwargs: Any) -> None:
 
 
 def online(response: SimpleSystemManagerResponse) -> list[Any]:
-    """The instances whose agent answers: those that run."""
+    """The running instances, whose agents would answer."""
     return [each for each in ec2_backends[response.current_account][response.region].all_running_instances() if not each.dead]
 
 
 def describe_instance_information(response: SimpleSystemManagerResponse) -> str:
-    """As the agents report it."""
+    """What the agents of the running instances would report."""
     listed = [
         {
             "InstanceId": each.id,
@@ -78,33 +78,33 @@ def describe_instance_information(response: SimpleSystemManagerResponse) -> str:
 
 
 def start_session(response: SimpleSystemManagerResponse) -> str:
-    """A session with an instance whose agent answers, and the address of its data channel."""
+    """Open a session with a running instance, and return the address of its data channel."""
     target = response._get_param("Target")
     if target not in {each.id for each in online(response)}:
         raise JsonRESTError("TargetNotConnected", f"{target} is not connected.")
     session = f"localcloud-{secrets.token_hex(9)}"
     document = response._get_param("DocumentName") or "SSM-SessionManagerRunShell"
-    THE["sessions"][session] = {"SessionId": session, "Target": target, "DocumentName": document, "StartDate": utcnow().timestamp()}
+    CLOUD["sessions"][session] = {"SessionId": session, "Target": target, "DocumentName": document, "StartDate": utcnow().timestamp()}
     stream = f"ws://{response.parsed_url.netloc}{CHANNEL}{session}"
     return json.dumps({"SessionId": session, "TokenValue": secrets.token_urlsafe(32), "StreamUrl": stream})
 
 
 def describe_sessions(response: SimpleSystemManagerResponse) -> str:
-    """Those that are open, or those that were: a session ends with its instance."""
+    """The sessions that are open, or those that have ended; a session ends with its instance."""
     running = {each.id for each in online(response)}
-    for each in THE["sessions"].values():
+    for each in CLOUD["sessions"].values():
         if each["Target"] not in running:
             each.setdefault("EndDate", utcnow().timestamp())
     active = response._get_param("State") == "Active"
     status = "Connected" if active else "Terminated"
-    listed = [{**each, "Status": status} for each in THE["sessions"].values() if ("EndDate" not in each) == active]
+    listed = [{**each, "Status": status} for each in CLOUD["sessions"].values() if ("EndDate" not in each) == active]
     return json.dumps({"Sessions": listed})
 
 
 def terminate_session(response: SimpleSystemManagerResponse) -> str:
-    """End one; a second time is no error."""
+    """End a session; ending it twice is no error."""
     session = response._get_param("SessionId")
-    if session not in THE["sessions"]:
+    if session not in CLOUD["sessions"]:
         raise JsonRESTError("DoesNotExistException", f"Session {session} does not exist.")
-    THE["sessions"][session].setdefault("EndDate", utcnow().timestamp())
+    CLOUD["sessions"][session].setdefault("EndDate", utcnow().timestamp())
     return json.dumps({"SessionId": session})

@@ -3,12 +3,9 @@
 # packer build -var-file=packer/systems/debian-13-x86_64.pkrvars.hcl -var-file=packer/purposes/slurm-cpu.pkrvars.hcl packer
 
 locals {
-  # The last digits are for builds that begin in the same second.
+  # The last digits tell builds apart that begin in the same second.
   name    = "muster-${var.purpose}-${var.system}-${var.architecture}-${formatdate("YYYYMMDD-hhmmss", timestamp())}-${substr(uuidv4(), 0, 4)}"
   project = abspath("${path.root}/..")
-  results = var.results != "" ? abspath(var.results) : "${local.project}/images/${local.name}"
-  # What make setup made, also where its environment is not activated.
-  bin = fileexists("${local.project}/.venv/bin/ansible-playbook") ? "${local.project}/.venv/bin/" : ""
 
   tags = {
     Name                  = local.name
@@ -16,27 +13,27 @@ locals {
     "muster:system"       = var.system
     "muster:architecture" = var.architecture
     "muster:source-ami"   = "{{ .SourceAMI }}"
-    # For who starts it: playbooks/image_verify.yml does.
+    # For whoever starts the image, such as playbooks/image_verify.yml.
     "muster:groups"   = join(" ", var.groups)
     "muster:ssh-user" = var.ssh_username
   }
 
-  # What role phases asks a node for before it installs, and 4 GiB for the system; asked here, before anything is started.
-  space      = yamldecode(file("${local.project}/roles/phases/vars/main.yml"))["__phases_space"]
-  needed_gib = ceil((4096 + sum([for each in var.components : lookup(local.space, each, 0)])) / 1024)
-  # Packer's validations see one variable. A file that is not there is its way to stop with a sentence.
+  # The same sizes that role phases checks on a node, and 4 GiB for the system. The template checks them before it starts a builder.
+  table      = yamldecode(file("${local.project}/playbooks/vars/components.yml"))["component_table"]
+  needed_gib = ceil((4096 + sum([for each in local.table : contains(var.components, each.name) ? try(each.space, 0) : 0])) / 1024)
+  # A validation block of Packer sees only its own variable. Reading a file whose name is a sentence stops Packer with that sentence.
   volume_size_gib = var.volume_size_gib >= local.needed_gib ? var.volume_size_gib : file(
     "a disk of ${var.volume_size_gib} GiB: ${join(", ", var.components)} together need ${local.needed_gib} GiB; set volume_size_gib"
   )
 
-  # A key that is not there would be known after the build only.
+  # Without this check Packer would miss the key only after the build.
   private_key = lookup(var.provenance, "private_key", "")
   provenance = merge(var.provenance, local.private_key == "" ? {} : {
     private_key = fileexists(local.private_key) ? abspath(local.private_key) : file(
       "a key to sign with: ${local.private_key} is no file; provenance names a PEM file of this machine"
     )
   })
-  # Packer would start the builder and ask for five minutes.
+  # Without this check Packer would start the builder and try for five minutes.
   ssh_interface = !var.session_manager ? "" : (
     anytrue([for each in split(":", var.search_path) : fileexists("${each}/session-manager-plugin")]) ? "session_manager" : file(
       "AWS's session-manager-plugin on PATH: session_manager reaches the builder by it; install it, or leave session_manager out"
@@ -50,14 +47,7 @@ locals {
     ])],
   ))
 
-  variables = merge(
-    {
-      muster_components    = var.components
-      muster_image_results = local.results
-    },
-    var.stack != "" ? { muster_stack_name = var.stack } : {},
-    jsondecode(var.ansible_variables),
-  )
+  playbook_variables = { muster_components = var.components }
 }
 
 source "amazon-ebs" "image" {
@@ -70,7 +60,7 @@ source "amazon-ebs" "image" {
   ssh_interface = local.ssh_interface
 
   iam_instance_profile = var.iam_instance_profile
-  # What its agent needs for sessions, for as long as the build takes.
+  # The permissions that the agent of Session Manager needs during the build.
   dynamic "temporary_iam_instance_profile_policy_document" {
     for_each = var.session_manager && var.iam_instance_profile == "" ? ["sessions"] : []
     content {
@@ -90,7 +80,7 @@ source "amazon-ebs" "image" {
   }
 
   temporary_key_pair_type = "ed25519"
-  # A builder that is switched off, by whomever, is gone.
+  # A builder that anything switches off is terminated.
   shutdown_behavior = "terminate"
 
   source_ami_filter {
@@ -118,7 +108,7 @@ source "amazon-ebs" "image" {
     iops                  = 4000
     throughput            = 500
     delete_on_termination = true
-    # By the key that the image gets: one that cannot be used ends the builder before anything is done.
+    # The builder uses the key of the image, so a key that cannot be used fails at once.
     encrypted  = true
     kms_key_id = var.kms_key_id
   }
@@ -151,12 +141,10 @@ build {
     groups           = var.groups
     use_proxy        = false
     ansible_env_vars = ["ANSIBLE_CONFIG=${local.project}/ansible.cfg", "ANSIBLE_HOST_KEY_CHECKING=False"]
-    # Packer would run what stands in double braces, which is for Ansible.
-    extra_arguments = ["--extra-vars", replace(jsonencode(local.variables), "{{", "{\\u007b")]
+    extra_arguments  = local.extra_arguments
   }
 
-  # The builder goes away with its reasons; its last words do not.
-  # A builder that is lost does not answer: no five minutes of tries for its journal.
+  # Print the end of the journal before the builder is terminated. A lost builder does not answer, so do not try for five minutes.
   error-cleanup-provisioner "shell" {
     start_retry_timeout = "20s"
     inline              = ["sudo journalctl --boot --no-pager --lines=100 || true; df -h / || true"]

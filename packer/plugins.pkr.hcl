@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-# `packer init packer` gets the plugins where their vendor answers; make packer does everywhere.
+# `packer init packer` downloads the plugins from their vendor; `make packer` also builds them where the vendor cannot be reached.
 packer {
   required_version = ">= 1.14.0"
   required_plugins {

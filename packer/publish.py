@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""publish.py RESULTS [PARAMETER]: what is known of an image only when it is made goes to its AMIs, in every region.
+"""publish.py RESULTS [PARAMETER]: tags the AMIs of a build in every region with the versions in its manifest.
 
 Tags with the stack, its hash and the version of every component, on the AMIs and their snapshots, and the parameter of Systems Manager
 that has the newest id. RESULTS is the folder with packer.json and manifest.json.
@@ -13,7 +13,7 @@ import re
 import sys
 from pathlib import Path
 
-# An AMI may have 50, of which the template takes its own.
+# EC2 allows 50 tags on an AMI, and the template sets some.
 MOST_TAGS = 40
 
 
@@ -43,7 +43,7 @@ def publish(results: Path, parameter: str) -> dict[str, str]:
         import boto3
         from botocore.exceptions import BotoCoreError, ClientError
     except ImportError as error:
-        raise PublishError("boto3 is missing, by which the AMI is tagged; install it for the python3 on PATH.") from error
+        raise PublishError("boto3, which tags the AMI, is missing; install it for the python3 on PATH.") from error
     amis = read_amis(json.loads((results / "packer.json").read_text()))
     tags = [{"Key": key, "Value": value} for key, value in image_tags(json.loads((results / "manifest.json").read_text())).items()]
     for region, ami in amis.items():

@@ -1,21 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-# What a file in purposes/ says.
+# Set by a file in purposes/.
 
 variable "purpose" {
   type        = string
-  description = "Names the image."
-}
-
-variable "components" {
-  type        = list(string)
-  description = "What the image carries, of playbooks/vars/components.yml."
-}
-
-variable "groups" {
-  type        = list(string)
-  description = "Groups of the inventory that the builder is in, where a role asks."
-  default     = []
+  description = "Part of the image's name."
 }
 
 variable "volume_size_gib" {
@@ -23,7 +12,7 @@ variable "volume_size_gib" {
   default = 20
 }
 
-# What a file in systems/ says.
+# Set by a file in systems/.
 
 variable "system" {
   type        = string
@@ -32,12 +21,12 @@ variable "system" {
 
 variable "architecture" {
   type        = string
-  description = "x86_64 or arm64; the builder has the same."
+  description = "x86_64 or arm64, of the image and of the builder."
 }
 
 variable "source_ami_name" {
   type        = string
-  description = "The name of the AMI to build on, in which * stands for anything; the newest is taken."
+  description = "The name of the AMI to build on, in which * matches anything. The newest is used."
 }
 
 variable "source_ami_owner" {
@@ -55,27 +44,15 @@ variable "root_device" {
 
 variable "instance_type" {
   type        = string
-  description = "Of the builder: no image needs a GPU to be built."
+  description = "The builder's type. No image needs a GPU to be built."
 }
 
-# What a site says.
+# Set by a site.
 
 variable "source_ami" {
   type        = string
-  description = "The id of the AMI to build on, pinned; it must have the name above. Empty takes the newest, whose id is recorded all the same."
+  description = "The id of the AMI to build on, which must have the name above. Empty uses the newest; its id is recorded."
   default     = ""
-}
-
-variable "stack" {
-  type        = string
-  description = "Name or path of the stack; empty is that of the system."
-  default     = ""
-}
-
-variable "ansible_variables" {
-  type        = string
-  description = "Variables of the roles, as a JSON object."
-  default     = "{}"
 }
 
 variable "region" {
@@ -95,13 +72,13 @@ variable "copy_to_regions" {
 
 variable "kms_key_id" {
   type        = string
-  description = "The key that encrypts the snapshots. Empty is the account's own, by which nothing can be shared."
+  description = "The key that encrypts the snapshots. Empty is the account's own key, with which images cannot be shared."
   default     = ""
 }
 
 variable "region_kms_keys" {
   type        = map(string)
-  description = "The key of each region in copy_to_regions, where it is another."
+  description = "The key of a region in copy_to_regions, where it differs."
   default     = {}
 }
 
@@ -123,13 +100,13 @@ variable "share_with_organizations" {
 
 variable "deprecate_after_days" {
   type        = number
-  description = "When EC2 stops showing the image to those who do not ask for it by id."
+  description = "Days after which EC2 shows the image only to those who ask for its id."
   default     = 90
 }
 
 variable "ssm_parameter" {
   type        = string
-  description = "A parameter of Systems Manager that gets the newest id, in every region. Empty writes none."
+  description = "A parameter of Systems Manager that is set to the newest id, in every region. Empty writes none."
   default     = ""
 }
 
@@ -159,18 +136,12 @@ variable "iam_instance_profile" {
 
 variable "session_manager" {
   type        = bool
-  description = "Reach the builder through Session Manager, which needs AWS's plugin here and no open port. Without iam_instance_profile it gets a role for the time of the build."
+  description = "Connect to the builder through Session Manager, which needs AWS's plugin on this machine and no open port. Without iam_instance_profile the builder gets a role during the build."
   default     = false
 }
 
 variable "search_path" {
   type        = string
-  description = "Where that plugin is looked for."
+  description = "The path on which to find that plugin."
   default     = env("PATH")
-}
-
-variable "results" {
-  type        = string
-  description = "The folder that gets the manifest, the list of parts and what Packer made. Empty is images/NAME-OF-THE-IMAGE."
-  default     = ""
 }

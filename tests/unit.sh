@@ -40,9 +40,5 @@ else
   [ "${CI:-}" != true ]
 fi
 
-# torch is large, so its environment serves every checkout.
-python=$(readlink -f .venv/bin/python)
-hash=$({ "$python" -V; cat requirements/trainer.txt; } | sha256sum | cut -c1-12)
-trainer=${XDG_CACHE_HOME:-$HOME/.cache}/muster/venv-trainer-$hash
-tools/venv.sh "$trainer" "$python" requirements/trainer.txt
+trainer=$(tools/trainer_venv.sh)
 "$trainer/bin/python" -m pytest -q trainer

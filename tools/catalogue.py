@@ -24,24 +24,26 @@ ROOT = Path(__file__).parents[1]
 HEAD = '''# Copyright: the Muster developers
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The catalogue's data; module_utils/catalogue.py reads it. Written by tools/catalogue.py from catalogue/: change that instead."""
+"""The catalogue's data; module_utils/hardware/catalogue.py reads it. Written by tools/catalogue.py from catalogue/: change that instead."""
 
 from __future__ import annotations
 
 '''
 PAGE = """# The catalogue of instance types
 
-Written by `tools/catalogue.py` from `catalogue/types.yml` (kept by hand, with sources) and `catalogue/api.json` (DescribeInstanceTypes).
-All there is of a type: `{{ 'p5.48xlarge' | muster.fleet.instance_type }}`. How to use it: [instance_types.md](instance_types.md).
+`tools/catalogue.py` writes this page from `catalogue/types.yml` (kept by hand, with sources) and `catalogue/api.json`
+(DescribeInstanceTypes). `{{ 'p5.48xlarge' | muster.fleet.instance_type }}` gives everything about a type;
+[instance_types.md](instance_types.md) says how to use it.
 
-GPU memory in GiB of one, NVLink in GB/s of one GPU (both directions), network in Gbit/s, NVMe in GB. `+` behind EFA: GPUDirect RDMA.
+Units: GPU memory in GiB of one GPU, NVLink in GB/s of one GPU (both directions), network in Gbit/s, NVMe in GB. `+` behind EFA:
+GPUDirect RDMA.
 
 """
 TITLES = "| Type | vCPU | Memory GiB | Accelerators | GiB each | NVLink | EFA | Generation | Network | NVMe | CPU | Boot | bf16 TFLOP/s |"
 POINTS = """
 ## Published bus bandwidth
 
-What `nccl_expectation` compares with, in 1e9 bytes a second.
+`nccl_expectation` compares with these points, in 1e9 bytes a second.
 
 | Type | Nodes | Collective | Size | busbw | Source | Date | Stack |
 | --- | ---: | --- | ---: | ---: | --- | --- | --- |
@@ -271,7 +273,7 @@ def main(argv: list[str], root: Path = ROOT) -> int:
     types = joined(kept, json.loads(store.read_text()))
     wrong = []
     for path, text in (
-        ("plugins/module_utils/catalogue_data.py", python(types, kept)),
+        ("plugins/module_utils/hardware/catalogue_data.py", python(types, kept)),
         ("trainer/devices.json", devices(types, kept)),
         ("docs/catalogue.md", page(types, kept)),
     ):

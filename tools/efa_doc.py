@@ -15,9 +15,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "collections"))
 
-from ansible_collections.muster.fleet.plugins.module_utils import catalogue
-from ansible_collections.muster.fleet.plugins.module_utils.env_lint import TABLE, VERDICTS
-from ansible_collections.muster.fleet.plugins.module_utils.nccl_env import nccl_env
+from ansible_collections.muster.fleet.plugins.module_utils.hardware import catalogue
+from ansible_collections.muster.fleet.plugins.module_utils.hardware.nccl_env import nccl_env
+from ansible_collections.muster.fleet.plugins.module_utils.stack.env_lint import TABLE, VERDICTS
 from ansible_collections.muster.fleet.plugins.plugin_utils import stack_files
 
 PAGE = "docs/efa.md"
@@ -25,27 +25,27 @@ STACK = "aws-2026.11"
 HEAD = """<!-- Made by tools/efa_doc.py; `make docs` writes it anew. -->
 # EFA: the environment of collective jobs
 
-Every launcher takes its variables from one place, the filter `nccl_env(type, stack)`; types without EFA get none of EFA's.
+Every launcher takes its variables from the filter `nccl_env(type, stack)`. Types without EFA get none of EFA's.
 
 ```yaml
 env: "{{ 'p5.48xlarge' | muster.fleet.nccl_env(phases_stack) | items2dict('name', 'value') }}"
 ```
 
-What the plugin sets by itself (`NCCL_BUFFSIZE`, `NCCL_TOPO_FILE`, the tuner and others) is not in it: another value would
-defeat it. A plugin that does not load is one line in the log and costs a quarter of the speed or more, so `NCCL_NET` names the transport:
-without it the job ends.
+The filter leaves out what the plugin sets by itself (`NCCL_BUFFSIZE`, `NCCL_TOPO_FILE`, the tuner and others), because another value would
+defeat the plugin. A plugin that does not load costs a quarter of the speed or more, and the log has one line about it. So `NCCL_NET` names
+the transport: if the plugin does not load, the job ends.
 """
 LINT = """
-## What is stale or harmful in a set of your own
+## Check your own variables
 
-The module `stack_check` with `scopes: [env]` says it, or by hand:
+The module `stack_check` with `scopes: [env]` finds stale and harmful variables. By hand:
 
 ```sh
 ansible-playbook playbooks/stack_explain.yml -e '{"muster_explain": {"types": ["p5.48xlarge"], "env": {"NCCL_PROTO": "simple"}}}'
 ```
 
-What aborts is refused; what is harmful or should go is warned of. The type and the versions of the stack sharpen the verdict:
-`FI_EFA_USE_DEVICE_RDMA=1` aborts where EFA has no RDMA (g4dn, g5, p3dn), and is fine with plugin 1.6 and on Trainium.
+It refuses a variable that aborts the job, and warns of one that is harmful or obsolete. The type and the versions of the stack change
+the verdict: `FI_EFA_USE_DEVICE_RDMA=1` aborts where EFA has no RDMA (g4dn, g5, p3dn), and is fine with plugin 1.6 and on Trainium.
 
 """
 

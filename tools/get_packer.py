@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""Makes this machine able to run `packer validate` and `packer build` on packer/: Packer and the plugins that its templates require.
+"""Installs Packer and the plugins that the templates in packer/ require.
 
 In this order: the packer on PATH if it is new enough, the vendor's release (its sums signed by HashiCorp's key), a build from the Go
 modules (checked by Go's checksum database). What is made lies in the cache, by version; .venv/bin/packer leads there.
@@ -25,7 +25,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "collections"))
 
-from ansible_collections.muster.fleet.plugins.module_utils.places import cache_dir
+from ansible_collections.muster.fleet.plugins.module_utils.paths import cache_dir
 from ansible_collections.muster.fleet.plugins.plugin_utils.downloads import DownloadError, check_signature, check_sum, fetch
 
 LEAST = (1, 14)
@@ -35,11 +35,11 @@ MACHINES = {"x86_64": "amd64", "aarch64": "arm64", "arm64": "arm64"}
 
 
 class PackerError(Exception):
-    """Packer cannot be had; the text is one sentence for the user."""
+    """Packer cannot be installed; the text is one sentence for the user."""
 
 
 class Vendor(NamedTuple):
-    """Where the releases are, and the key that signs them."""
+    """The address of the releases, and the key that signs them."""
 
     releases: str = "https://releases.hashicorp.com"
     key: str = "https://www.hashicorp.com/.well-known/pgp-key.txt"
@@ -50,7 +50,7 @@ HASHICORP = Vendor()
 
 
 def run(argv: list[str], cwd: Path | None = None, timeout: float = 60) -> subprocess.CompletedProcess[str]:
-    """A command without input; one that cannot be started has ended with 127."""
+    """Run a command without input; one that cannot start ends with 127."""
     env = {**os.environ, "CHECKPOINT_DISABLE": "1", "LC_ALL": "C"}
     try:
         return subprocess.run(
@@ -66,7 +66,7 @@ def last_line(done: subprocess.CompletedProcess[str]) -> str:
 
 
 def version_of(packer: str) -> str:
-    """Its version, or "" for what is no Packer: cracklib has a command of this name."""
+    """The version of a packer command, or "" for another program: cracklib has a command of this name."""
     said = run([packer, "version"])
     found = re.match(r"Packer v(\d+\.\d+\.\d+)", said.stdout)
     return found[1] if said.returncode == 0 and found else ""
@@ -77,7 +77,7 @@ def new_enough(version: str) -> bool:
 
 
 def on_path(path: str, link: Path) -> str:
-    """The first packer on a PATH that is new enough, other than the link that leads to ours."""
+    """The first packer on a PATH that is new enough and is not the link to ours."""
     for folder in path.split(os.pathsep):
         packer = Path(folder) / "packer"
         if folder and packer.absolute() != link.absolute() and os.access(packer, os.X_OK) and new_enough(version_of(str(packer))):
@@ -92,7 +92,7 @@ def target() -> tuple[str, str]:
 
 
 def from_release(name: str, version: str, folder: Path, vendor: Vendor) -> Path:
-    """The program of a release, its sums checked by signature and its archive by sum; DownloadError where that cannot be."""
+    """The program of a release; checks the signature of its checksums and the checksum of its archive. Raises DownloadError."""
     work = folder / f"{name}-{version}.release"
     base = f"{vendor.releases}/{name}/{version}/{name}_{version}"
     archive = "{}_{}_{}_{}.zip".format(name, version, *target())
@@ -109,43 +109,43 @@ def from_release(name: str, version: str, folder: Path, vendor: Vendor) -> Path:
         with zipfile.ZipFile(work / archive) as content:
             inside = next(each for each in content.namelist() if each.startswith(name))
             (work / name).write_bytes(content.read(inside))
-        return place(work / name, folder / f"{name}-{version}")
+        return move_to(work / name, folder / f"{name}-{version}")
     finally:
         shutil.rmtree(work, ignore_errors=True)
 
 
 def from_source(name: str, version: str, folder: Path, go: str) -> Path:
-    """Built inside its own module, whose replacements of other modules hold only there; PackerError where that fails."""
+    """Build Packer inside its own module, because its replacements of other modules hold only there. Raises PackerError."""
     module = f"github.com/hashicorp/{name}"
     had = run([go, "mod", "download", "-json", f"{module}@v{version}"], timeout=900)
     if had.returncode != 0:
         raise PackerError(f"{module} {version} is not to be had as a Go module ({last_line(had)}).")
     print(f"packer: building {name} {version}, some minutes", flush=True)
     new = folder / f"{name}-{version}.new"
-    # A prerelease name, which the source has, would be refused by required_plugins.
+    # required_plugins refuses a prerelease name, which the source has.
     flags = f"-s -w -X {module}/version.VersionPrerelease="
-    # The modules of others are read-only in Go's cache.
+    # Modules in Go's cache are read-only.
     built = run(
         [go, "build", "-mod=readonly", "-ldflags", flags, "-o", str(new), "."], cwd=Path(json.loads(had.stdout)["Dir"]), timeout=7200
     )
     if built.returncode != 0:
         raise PackerError(f"{module} {version} does not build ({last_line(built)}).")
-    return place(new, folder / f"{name}-{version}")
+    return move_to(new, folder / f"{name}-{version}")
 
 
-def place(new: Path, path: Path) -> Path:
+def move_to(new: Path, path: Path) -> Path:
     new.chmod(0o755)
     return new.replace(path)
 
 
 def find_go() -> str:
-    """Go on PATH or where its own installer puts it; "" without."""
+    """Go on PATH or at the path of its own installer, or ""."""
     usual = "/usr/local/go/bin/go"
     return shutil.which("go") or (usual if os.access(usual, os.X_OK) else "")
 
 
 def obtain(name: str, version: str, folder: Path, vendor: Vendor = HASHICORP) -> Path:
-    """The program in the cache, from the vendor or built; PackerError says why neither is possible."""
+    """The program from the cache, the vendor or a build; PackerError says why none is possible."""
     path = folder / f"{name}-{version}"
     if path.exists():
         return path
@@ -163,7 +163,7 @@ def obtain(name: str, version: str, folder: Path, vendor: Vendor = HASHICORP) ->
 
 
 def installed(packer: str) -> set[str]:
-    """Plugins as packer lists them, `amazon 1.8.2`, where they have the version that is pinned here."""
+    """Plugins as packer lists them, `amazon 1.8.2`, if they have the version that is pinned here."""
     listed = run([packer, "plugins", "installed"]).stdout
     return {f"{name} {version}" for name, version in PLUGINS.items() if f"packer-plugin-{name}_v{version}_" in listed}
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""Fills a folder with every file that a stack names, laid out as HOST/PATH, each one checked. What is there is only checked.
+"""Fills a folder with every file that a stack names, laid out as HOST/PATH, and checks each file. A file that exists is only checked.
 
 Package repositories are too large for this: their keys are fetched, and the addresses are printed for the distribution's own tools.
 """
@@ -14,17 +14,17 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "collections"))
 
-from ansible_collections.muster.fleet.plugins.module_utils.stack import StackError, downloads, mirrored
+from ansible_collections.muster.fleet.plugins.module_utils.stack.document import StackError, downloads, mirrored
 from ansible_collections.muster.fleet.plugins.plugin_utils import stack_files
 from ansible_collections.muster.fleet.plugins.plugin_utils.downloads import DownloadError, check_key, check_signature, check_sum, fetch
 
 
-def place(url: str, to: Path) -> Path:
+def file_of(url: str, to: Path) -> Path:
     return Path(mirrored(url, str(to)).removeprefix("file://"))
 
 
 def fill(download: dict, to: Path, source: str, wait: float) -> str:
-    """Have one download in the folder; say what was done. Raises DownloadError."""
+    """Fetch or check one download and return a line about it. Raises DownloadError."""
     signature, url = download.get("signature"), download["url"]
     if "unverified" in download:
         raise DownloadError(f"{url} is not verified ({download['unverified']}); make stack-sums says what is to be committed.")
@@ -32,20 +32,20 @@ def fill(download: dict, to: Path, source: str, wait: float) -> str:
     if download["kind"] == "url":
         needed += [signature["url"]] if signature else []
         needed.append(url)
-    missing = [each for each in needed if not place(each, to).exists()]
+    missing = [each for each in needed if not file_of(each, to).exists()]
     for each in missing:
-        fetch(each, place(each, to), source, wait)
+        fetch(each, file_of(each, to), source, wait)
     if download["kind"] == "repository":
-        check_key(place(signature["key"], to), signature["fingerprint"], url)
+        check_key(file_of(signature["key"], to), signature["fingerprint"], url)
         return "a repository; its key is here, mirror its packages by apt-mirror or reposync to the same path"
     if signature:
         try:
-            check_signature(place(url, to), place(signature["url"], to), place(signature["key"], to), signature["fingerprint"], url)
+            check_signature(file_of(url, to), file_of(signature["url"], to), file_of(signature["key"], to), signature["fingerprint"], url)
         except DownloadError:
-            place(url, to).unlink()
+            file_of(url, to).unlink()
             raise
     else:
-        check_sum(place(url, to), download["sha256"], url)
+        check_sum(file_of(url, to), download["sha256"], url)
     return "fetched and good" if url in missing else "was there and is good"
 
 

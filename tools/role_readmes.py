@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
 """Writes the tables of variables in the READMEs from the argument_specs.yml beside them, and finds where specs and defaults disagree.
+Writes the list of components in roles/README.md.
 
 The table stands between the lines <!-- options --> and <!-- /options -->. With --check nothing is written: what is not current is named.
 """
@@ -87,6 +88,24 @@ def targets(root: Path) -> Iterator[tuple[Path, Path, Path | None]]:
     yield root / "playbooks/meta/argument_specs.yml", root / "docs/variables.md", None
 
 
+def component_list(root: Path) -> str:
+    """roles/README.md, from the component table and the roles' own descriptions."""
+    lines = [
+        "# Components",
+        "",
+        "In the order in which they are installed. `make docs` writes this page; see [Add a role](../docs/add_a_role.md).",
+        "",
+    ]
+    lines += ["| Component | Carried by | |", "| --- | --- | --- |"]
+    for entry in yaml.safe_load((root / "playbooks/vars/components.yml").read_text())["component_table"]:
+        name, groups = entry["name"], entry.get("groups", [])
+        spec = yaml.safe_load((root / f"roles/{name}/meta/argument_specs.yml").read_text())["argument_specs"]["main"]
+        carried = ", ".join(code(group) for group in groups) if isinstance(groups, list) else "all groups of Slurm, in a fleet with GPUs"
+        about = cell(MARKUP.sub(r"`\1`", spec["short_description"]))
+        lines.append(f"| [{name}]({name}/README.md) | {carried or 'hosts that name it'} | {about} |")
+    return "\n".join(lines) + "\n"
+
+
 def main(argv: list[str], root: Path = ROOT) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--check", action="store_true")
@@ -107,6 +126,11 @@ def main(argv: list[str], root: Path = ROOT) -> int:
             wrong.append(f"{page.relative_to(root)}: the table is not current; run `make docs`")
         elif new != old:
             page.write_text(new)
+    page, new = root / "roles/README.md", component_list(root)
+    if check and (page.read_text() if page.exists() else "") != new:
+        wrong.append("roles/README.md: the list is not current; run `make docs`")
+    elif not check:
+        page.write_text(new)
     print("\n".join(wrong), end="\n" if wrong else "")
     return 1 if wrong else 0
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "collections"))
 
-from ansible_collections.muster.fleet.plugins.module_utils.stack import StackError, downloads
+from ansible_collections.muster.fleet.plugins.module_utils.stack.document import StackError, downloads
 from ansible_collections.muster.fleet.plugins.plugin_utils import stack_files
 from ansible_collections.muster.fleet.plugins.plugin_utils.downloads import (
     DownloadError,
@@ -28,7 +28,7 @@ from ansible_collections.muster.fleet.plugins.plugin_utils.downloads import (
 
 
 def look(download: dict, folder: Path, mirror: str, wait: float) -> str:
-    """What is known of a download now that it was fetched, as one line. Raises DownloadError."""
+    """Fetch a download and return a line with its checksum or its signature. Raises DownloadError."""
     file, signature = folder / "file", download.get("signature")
     if signature:
         fetch(signature["key"], folder / "key", mirror, wait)
@@ -45,7 +45,7 @@ def look(download: dict, folder: Path, mirror: str, wait: float) -> str:
     if download.get("sha256"):
         check_sum(file, download["sha256"], download["url"])
         return f"sha256: {download['sha256']} as committed"
-    return f"sha256: {sha256(file)} to commit in the place of `unverified`, after comparing it with what its maker publishes"
+    return f"sha256: {sha256(file)} to commit instead of `unverified`, after comparing it with its maker's own"
 
 
 def main(argv: list[str], wait: float = 1.0) -> int:

@@ -6,5 +6,5 @@ import os
 
 __version__ = "0.1.0"
 
-# A lost rank makes torch's C++ print warnings with stacks on every other rank, around the one sentence that says it. Read when torch loads.
+# When a rank is lost, torch's C++ prints warnings with stacks on every other rank, which bury our sentence. torch reads this when it loads.
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")

@@ -1,18 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""The argument names of the AWS reference trainer (3.test_cases/pytorch/FSDP): each works here, or its refusal says what replaced it."""
-
-from __future__ import annotations
+"""The arguments of the AWS reference trainer (3.test_cases/pytorch/FSDP) that are refused here, each with what replaces it."""
 
 import argparse
-
-# Second names of our flags.
-ALIASES = {"max_steps": ["--max_training_steps"]}
 
 NO_DROPOUT = "these models have no dropout: leave it out"
 RECOMPUTE = "nothing is moved to the host's memory: use --activation_checkpointing full, which needs about as little"
 
-# Names that are refused, each with what to do. Every other name of the reference is a flag of `train`.
+# Every other name of the reference is a flag of `train`.
 REPLACED = {
     "--epochs": "a run is as long as --max_steps says, over as many passes of the data as that takes",
     "--same_seed": "weights and data depend on --seed alone, on any number of ranks: leave it out",
@@ -34,13 +29,13 @@ REPLACED_TYPES = {"gpt_neox": "GPT-NeoX is not among the models: use --model wit
 
 
 def model_type(text: str) -> str:
-    """The --model_type; argparse turns its error into a sentence."""
+    """Check --model_type; argparse turns the error into a sentence."""
     if text in REPLACED_TYPES:
         raise argparse.ArgumentTypeError(f"{text}: {REPLACED_TYPES[text]}")
     return text
 
 
 def replaced(flag: str) -> str:
-    """What replaced the flag of the reference trainer, or nothing."""
+    """The sentence about a flag of the reference trainer that is refused; empty for any other flag."""
     reason = REPLACED.get(flag)
     return f"argument {flag} of the AWS reference trainer does nothing here: {reason}" if reason else ""

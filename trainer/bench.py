@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""`bench`: the speed of a model on the ranks of this job, from random tokens, as the training loop itself reports it.
+"""`bench`: the speed of a model on the ranks of this job, on random tokens, as the training loop reports it.
 
 torchrun --nproc-per-node 8 -m trainer bench --model llama-3.2-1b --train_batch_size 4
 """
-
-from __future__ import annotations
 
 import json
 import os
@@ -14,15 +12,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from trainer.config import UsageError, read_train
+from trainer.cli import UsageError
+from trainer.config import read_train
 from trainer.launch import read_ranks
 
-WARM = 5  # steps before the clock starts: the first ones compile, and find the fastest algorithms
+WARM = 5  # steps before the clock starts: they compile and find the fastest algorithms
 STEPS = 20
 
 
 def main(argv: Sequence[str]) -> int:
-    """All flags of train; --dataset is synthetic and --max_steps 25 unless given."""
+    """Takes the flags of train; the defaults of --dataset and --max_steps are synthetic and 25."""
     config = read_train(argv)
     if config.checkpoint_dir or config.resume_from_checkpoint:
         raise UsageError("bench keeps no checkpoints: leave --checkpoint_dir and --resume_from_checkpoint out")

@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""`python -m trainer.collectives`: nccl-tests' measurements over torch.distributed, on gloo or NCCL, each result checked.
+"""`python -m trainer.collectives`: nccl-tests' measurements over torch.distributed, on gloo or NCCL, with every result checked.
 
-Elements are small whole numbers from a table per rank that repeats after PERIOD elements. PERIOD is a prime, so a part that lands in
-the wrong place does not match by chance, and the numbers are so small that every sum is exact: one wrong bit is counted.
+Elements are small whole numbers from a table per rank that repeats after PERIOD elements. PERIOD is a prime, so a part at a wrong offset
+does not match by chance. The numbers are so small that every sum is exact, so one wrong bit is counted.
 """
-
-from __future__ import annotations
 
 import argparse
 import os
@@ -22,8 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from trainer import __version__, launch, perf_table
-from trainer.__main__ import answer
-from trainer.config import NATURAL, POSITIVE, Parser, UsageError, choose
+from trainer.cli import NATURAL, POSITIVE, Parser, UsageError, choose
 from trainer.perf_table import COLLECTIVES, Cell, Collective
 
 PERIOD = 251
@@ -45,7 +42,7 @@ NOTES = {"all_reduce": COPY_IN, "broadcast": COPY_IN, "alltoall": COPY_OUT, "sen
 
 @dataclass(frozen=True)
 class Bench:
-    """What all measurements of a run share. Tables are (ranks, PERIOD) float64."""
+    """The settings of all measurements of a run. `tables` are (ranks, PERIOD) float64."""
 
     rank: int
     ranks: int
@@ -80,11 +77,11 @@ class Bench:
                 work.wait()
 
     def pattern(self, table: Tensor, first: int, count: int) -> Tensor:
-        """Elements first … first+count-1 of a rank's endless data, from its table."""
+        """Elements first to first+count-1 of the endless data that a rank's table makes."""
         return table.roll(-first).repeat(-(-count // PERIOD))[:count].to(self.device, self.dtype)
 
     def expected(self, name: str, count: int) -> Tensor:
-        """What the receive buffer must hold on this rank."""
+        """The right content of this rank's receive buffer."""
         if name in ("all_reduce", "reduce_scatter"):
             reduced = {"sum": self.tables.sum(0), "min": self.tables.amin(0), "max": self.tables.amax(0)}[self.redop]
             return self.pattern(reduced, 0 if name == "all_reduce" else self.rank * count, count)
@@ -94,7 +91,7 @@ class Bench:
         return self.pattern(self.tables[self.root if name == "broadcast" else (self.rank - 1) % self.ranks], 0, count)
 
     def buffers(self, name: str, count: int, in_place: bool) -> tuple[Tensor, Tensor]:
-        """(send, recv), filled; a receive buffer of its own starts with a value that no result has."""
+        """(send, recv), filled. A separate receive buffer starts with a value that no result has."""
         parts_out = self.ranks if name in ("reduce_scatter", "alltoall") else 1
         parts_in = self.ranks if name in ("all_gather", "alltoall") else 1
         data = self.pattern(self.tables[self.rank], 0, parts_out * count)
@@ -108,7 +105,7 @@ class Bench:
         return data, data[mine] if name == "reduce_scatter" else data
 
     def wait(self) -> None:
-        """Until the device has done all that it was given."""
+        """Wait until the device has finished all its work."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
@@ -187,13 +184,13 @@ def parser() -> Parser:
     """nccl-tests' flags, and --ops and --backend."""
     flags = Parser(prog="python -m trainer.collectives", description="Measure and check collectives over all ranks of the job.")
     flags.add_argument("--ops", default="all_reduce", help=f"collectives, separated by commas: {', '.join(COLLECTIVES)}")
-    flags.add_argument("--backend", choices=("gloo", "nccl"), help="nccl on GPUs, gloo on CPUs (what the machine has if not given)")
+    flags.add_argument("--backend", choices=("gloo", "nccl"), help="nccl on GPUs, gloo on CPUs (by the machine's devices if not given)")
     flags.add_argument("-b", "--minbytes", type=perf_table.parse_size, default="32M", help="smallest size (K, M, G)")
     flags.add_argument("-e", "--maxbytes", type=perf_table.parse_size, default="32M", help="largest size (K, M, G)")
     flags.add_argument("-i", "--stepbytes", type=perf_table.parse_size, default="1M", help="step between sizes")
-    flags.add_argument("-f", "--stepfactor", type=POSITIVE, default=1, help="factor between sizes, in the place of a step")
+    flags.add_argument("-f", "--stepfactor", type=POSITIVE, default=1, help="factor between sizes, instead of a step")
     flags.add_argument("-n", "--iters", type=POSITIVE, default=20, help="timed calls of each size")
-    flags.add_argument("-w", "--warmup_iters", type=NATURAL, default=1, help="calls before, at the largest and the smallest size")
+    flags.add_argument("-w", "--warmup_iters", type=NATURAL, default=1, help="untimed calls before, at the largest and the smallest size")
     flags.add_argument("-c", "--check", type=int, choices=(0, 1), default=1, help="check the results")
     flags.add_argument("-o", "--op", choices=REDOPS, default="sum", help="operator of the reducing collectives")
     flags.add_argument("-d", "--datatype", choices=DTYPES, default="float", help="type of the elements")
@@ -212,12 +209,12 @@ def describe(ranks: launch.Ranks, device: torch.device, backend: str) -> str:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run all collectives that were asked for; 0, or EXIT_WRONG where a result was wrong. Raises UsageError."""
+    """Run the collectives of --ops; 0, or EXIT_WRONG if a result was wrong. Raises UsageError."""
     asked = parser().parse(argv)
     names = [choose("collective", name, list(COLLECTIVES)) for name in asked.ops.split(",")]
     ranks = launch.read_ranks(os.environ)
     dtype = DTYPES[asked.datatype]
-    # The largest whole number up to which the type has them all.
+    # The type represents all whole numbers up to this one.
     exact = int(2 / torch.finfo(dtype).eps) if dtype.is_floating_point else torch.iinfo(dtype).max
     if not dtype.itemsize <= asked.minbytes <= asked.maxbytes:
         raise UsageError(
@@ -257,4 +254,4 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    launch.leave(answer(main, sys.argv[1:]))
+    launch.leave(launch.answer(main, sys.argv[1:]))

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""The collectives inside a model, each with its gradient. A group of None is a single rank and nothing happens."""
-
-from __future__ import annotations
+"""The collectives inside a model, each with its gradient. A group of None is a single rank, for which they do nothing."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
@@ -15,7 +14,21 @@ from torch.distributed.tensor import DTensor
 
 Group: TypeAlias = dist.ProcessGroup | None
 
-# torch 2.15 has renamed them.
+
+@dataclass(frozen=True)
+class Groups:
+    """The ranks that one part of the model talks to, or None for a single rank."""
+
+    tensor: Group = None
+    context: Group = None
+    expert: Group = None
+
+
+def rank_and_size(group: Group) -> tuple[int, int]:
+    return (dist.get_rank(group), dist.get_world_size(group)) if group else (0, 1)
+
+
+# torch 2.15 renamed them.
 all_gather = getattr(funcol, "all_gather_single_autograd", None) or funcol.all_gather_tensor_autograd
 reduce_scatter = getattr(funcol, "reduce_scatter_single_autograd", None) or funcol.reduce_scatter_tensor_autograd
 
@@ -26,12 +39,12 @@ def local(weight: nn.Parameter | Tensor) -> Tensor:
 
 
 def gather(x: Tensor, dim: int, group: Group) -> Tensor:
-    """The parts of all ranks in a row; the gradients of all ranks are added up and divided again."""
+    """The parts of all ranks in a row. Backward adds up the gradients of all ranks and divides them again."""
     return x if group is None else funcol.wait_tensor(all_gather(x.contiguous(), dim, group))
 
 
 def scatter_sum(x: Tensor, dim: int, group: Group) -> Tensor:
-    """The sum over the ranks, of which each keeps its part; the gradient is gathered."""
+    """This rank's part of the sum over the ranks. Backward gathers the gradient."""
     return x if group is None else funcol.wait_tensor(reduce_scatter(x.contiguous(), "sum", dim, group))
 
 
@@ -47,7 +60,7 @@ class _SumGradient(torch.autograd.Function):
 
 
 def sum_gradient(x: Tensor, group: Group) -> Tensor:
-    """x itself; its gradient is summed over the ranks. For weights that every rank has whole and uses on its part of the tokens."""
+    """x itself; backward sums its gradient over the ranks. For weights that every rank has whole and uses on its part of the tokens."""
     result: Tensor = x if group is None else _SumGradient.apply(x, group)  # type: ignore[no-untyped-call]
     return result
 
@@ -66,6 +79,6 @@ class _AllToAll(torch.autograd.Function):
 
 
 def all_to_all(x: Tensor, received: Sequence[int], sent: Sequence[int], group: dist.ProcessGroup) -> Tensor:
-    """Rows of x to the other ranks: `sent[r]` to rank r in order, `received[r]` from it."""
+    """Exchange the rows of x: `sent[r]` of them go to rank r in order, and `received[r]` come from it."""
     result: Tensor = _AllToAll.apply(x, list(received), list(sent), group)  # type: ignore[no-untyped-call]
     return result

@@ -1,15 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""`export`: a checkpoint of train as a folder that transformers reads. One process, one tensor in memory at a time."""
-
-from __future__ import annotations
+"""`export`: writes a checkpoint of train as a folder that transformers reads. One process with one tensor in memory at a time."""
 
 import warnings
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 
-from trainer.config import NATURAL, Parser, UsageError
+from trainer.cli import NATURAL, Parser, UsageError
 
 DTYPES = ("bf16", "fp16", "fp32")
 
@@ -18,37 +16,39 @@ def main(argv: Sequence[str]) -> int:
     parser = Parser(prog="python -m trainer export", description="Write a checkpoint as a Hugging Face model.")
     parser.add_argument("--checkpoint_dir", required=True, help="folder or s3://BUCKET/PREFIX that train wrote")
     parser.add_argument("--step", type=NATURAL, default=None, help="the checkpoint's step (the newest if not given)")
-    parser.add_argument("--out", type=Path, required=True, help="folder to write; it must not hold a model yet")
-    parser.add_argument("--dtype", default="bf16", choices=DTYPES, help="what the weights are written as")
+    parser.add_argument("--out", type=Path, required=True, help="folder to write; it must not hold a model")
+    parser.add_argument("--dtype", default="bf16", choices=DTYPES, help="type of the written weights")
     asked = parser.parse(argv)
 
     import torch
     import torch.distributed.checkpoint as dcp
 
-    from trainer import checkpoint, hf
+    from trainer import hf
+    from trainer.checkpoint.saver import reading
+    from trainer.checkpoint.store import complete_steps, open_store
     from trainer.models import Shape
 
-    store = checkpoint.open_store(asked.checkpoint_dir)
-    steps = checkpoint.complete_steps(store)
+    store = open_store(asked.checkpoint_dir)
+    steps = complete_steps(store)
     step = asked.step if asked.step is not None else (steps[-1] if steps else None)
     if step is None or step not in steps:
         there = f"there are {', '.join(map(str, steps))}" if steps else "there is none"
         raise UsageError(
-            f"{store} has no complete checkpoint{'' if step is None else f' of step {step}'}, {there}: look at --checkpoint_dir"
+            f"{store} has no complete checkpoint{'' if step is None else f' of step {step}'}, {there}: check --checkpoint_dir and --step"
         )
     if (asked.out / "config.json").exists():
         raise UsageError(f"{asked.out} holds a model already: choose another --out")
     manifest = store.manifest(step)
     assert manifest is not None
     shape = Shape(**{entry.name: manifest["identity"][entry.name] for entry in fields(Shape)})
-    with checkpoint.reading(store.path(step)):
+    with reading(store.path(step)):
         metadata = store.reader(step).read_metadata().state_dict_metadata
 
     def weight(key: str) -> torch.Tensor:
         found = metadata[key]
         state = {key: torch.empty(found.size, dtype=found.properties.dtype)}
-        with warnings.catch_warnings(), checkpoint.reading(store.path(step)):
-            warnings.simplefilter("ignore")  # it says that there is no process group
+        with warnings.catch_warnings(), reading(store.path(step)):
+            warnings.simplefilter("ignore")  # dcp warns that there is no process group
             dcp.load(state, storage_reader=store.reader(step), no_dist=True)
         return state[key]
 

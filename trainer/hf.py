@@ -1,15 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""Hugging Face checkpoints: config.json and safetensors, in and out, without transformers.
+"""Reads and writes Hugging Face checkpoints, config.json and safetensors, without transformers.
 
-Our parameters have their names, so a tensor is read or written as it is; only Mixtral's experts lie there one by one and are stacked here.
-A file is mapped and never read whole: each rank touches the pages of its own part.
+Our parameters have the same names, so a tensor is read or written as it is. Only Mixtral's experts are separate there and stacked here.
+A file is mapped and never read whole, so each rank reads only the pages of its own part.
 """
 
-from __future__ import annotations
-
 import json
-import os
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -18,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainer.config import TrainerError, UsageError
+from trainer.cli import UsageError
+from trainer.hub import hub_errors
 from trainer.models import ROPE_THETA, Shape
 
 INDEX = "model.safetensors.index.json"
@@ -30,53 +28,41 @@ ARCHITECTURES = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "
 
 
 def folder_of(name: str) -> Path:
-    """The folder of a checkpoint: `name` itself, or the copy of the hub's model of that name, fetched if need be. Raises TrainerError."""
+    """The folder of a checkpoint: `name` itself, or a copy of the hub's model `name`, which is fetched if missing. Raises TrainerError."""
     folder = Path(name)
     if folder.is_dir():
         if not (folder / "config.json").is_file():
-            raise UsageError(f"{folder} has no config.json: --init_from wants a Hugging Face checkpoint, ours go on by --checkpoint_dir")
+            raise UsageError(f"{folder} has no config.json: --init_from needs a Hugging Face checkpoint; to resume use --checkpoint_dir")
         return folder
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", name) or name.startswith("."):
         raise UsageError(f"--init_from {name} is neither a folder nor a model's name such as meta-llama/Llama-3.2-1B")
     try:
         from huggingface_hub import snapshot_download
-        from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
     except ImportError:
-        raise UsageError(f"--init_from {name} is fetched by huggingface_hub, which is not installed: pip install huggingface_hub") from None
-    token = "HF_TOKEN" if os.environ.get("HF_TOKEN") else None
-    try:
-        return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "tokenizer*"]))
-    except (GatedRepoError, RepositoryNotFoundError) as error:
-        code = error.response.status_code
-        what = "HF_TOKEN has no access to it" if token else "set HF_TOKEN to a token that has access to it"
-        raise UsageError(f"the hub does not give {name} ({code}): {what}, or correct the name") from None
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        code = getattr(getattr(error, "response", None), "status_code", None)
-        if code in (401, 403):
-            what = "HF_TOKEN is not accepted or has no access to it" if token else "set HF_TOKEN to a token that has access to it"
-            raise UsageError(f"the hub does not give {name} ({code}): {what}") from None
-        reason = str(error).splitlines()[0][:200]
-        raise TrainerError(f"{name} could not be fetched from the hub ({reason}): try again or name a folder") from None
+        raise UsageError(f"--init_from {name} needs huggingface_hub, which is not installed: pip install huggingface_hub") from None
+    with hub_errors(f"model {name}", "give a folder with --init_from"):
+        folder = Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "tokenizer*"]))
+    return folder
 
 
 def shape_from(folder: Path, given: dict[str, Any]) -> Shape:
-    """The shape that config.json says, with a sample of --max_context_width (at most 4096 tokens if not given). Raises UsageError."""
+    """The shape in config.json, with samples of --max_context_width (at most 4096 tokens if not given). Raises UsageError."""
     try:
         config = json.loads((folder / "config.json").read_text())
         kind = config["model_type"]
     except (OSError, ValueError, KeyError, TypeError):
         raise UsageError(f"{folder}/config.json cannot be read as a model's configuration: choose another --init_from") from None
     if kind not in ARCHITECTURES:
-        raise UsageError(f"{folder} holds a model of type {kind}; known are {', '.join(ARCHITECTURES)}")
-    # Newer files have all of the rotary embedding in rope_parameters.
+        raise UsageError(f"{folder} holds a model of type {kind}; known are {', '.join(ARCHITECTURES)}: choose another --init_from")
+    # Newer files describe the rotary embedding in rope_parameters.
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     stretch = rope.get("rope_type", rope.get("type", "default"))
     if stretch not in ("default", "llama3"):
-        raise UsageError(f"{folder} stretches its rotary embedding by {stretch}, which is not known here; llama3 is")
+        raise UsageError(f"{folder} stretches its rotary embedding by {stretch}; only llama3 is supported: choose another --init_from")
     heads, hidden = config["num_attention_heads"], config["hidden_size"]
     if config.get("head_dim") not in (None, hidden // heads) or config.get("attention_bias") or config.get("mlp_bias"):
-        raise UsageError(f"{folder} has heads of another width or biases, which are not known here: choose another --init_from")
-    # There is no sliding window here, so a sample has to fit into it.
+        raise UsageError(f"{folder} has heads of another width or biases, which are not supported: choose another --init_from")
+    # We have no sliding window, so a sample must fit into the model's.
     limit = min(config.get("max_position_embeddings") or 4096, config.get("sliding_window") or 2**31)
     parts: dict[str, Any] = {
         "hidden_width": hidden,
@@ -150,7 +136,7 @@ def config_of(shape: Shape, dtype: torch.dtype) -> dict[str, Any]:
 
 
 def their_names(name: str, shape: Shape) -> list[str]:
-    """The tensors of a checkpoint that one of our parameters is made of; more than one for stacked experts."""
+    """The tensors of a checkpoint that make one of our parameters; several for stacked experts."""
     if ".mlp.experts." in name:
         prefix, kind = name.split(".mlp.experts.")
         return [f"{prefix}.block_sparse_moe.experts.{expert}.{EXPERT[kind]}.weight" for expert in range(shape.num_experts)]
@@ -158,11 +144,11 @@ def their_names(name: str, shape: Shape) -> list[str]:
 
 
 class Tensors:
-    """All tensors of a folder's safetensors files by name. Raises UsageError for what is no such file."""
+    """All tensors of a folder's safetensors files by name. Raises UsageError for a missing or damaged file."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.places: dict[str, tuple[Path, torch.dtype, list[int], int]] = {}
+        self.parts: dict[str, tuple[Path, torch.dtype, list[int], int]] = {}  # file, type, size, offset
         try:
             index = folder / INDEX
             files = set(json.loads(index.read_text())["weight_map"].values()) if index.is_file() else {SINGLE}
@@ -185,15 +171,15 @@ class Tensors:
                 first, last = entry["data_offsets"]
                 if 8 + length + last > size:
                     raise ValueError("cut")
-                self.places[name] = (path, DTYPES[entry["dtype"]], entry["shape"], 8 + length + first)
+                self.parts[name] = (path, DTYPES[entry["dtype"]], entry["shape"], 8 + length + first)
 
     def __getitem__(self, name: str) -> Tensor:
-        if name not in self.places:
+        if name not in self.parts:
             raise UsageError(f"{self.folder} has no {name}: it is the checkpoint of another kind of model")
-        path, dtype, size, start = self.places[name]
+        path, dtype, size, start = self.parts[name]
         count = torch.Size(size).numel()
         storage = torch.UntypedStorage.from_file(str(path), False, path.stat().st_size)
-        # Offsets are not always multiples of the element's size, so bytes are cut first.
+        # An offset may not be a multiple of the element's size, so cut bytes first.
         flat = torch.tensor([], dtype=torch.uint8).set_(storage, start, [count * dtype.itemsize])  # type: ignore[call-overload]
         if start % dtype.itemsize:
             flat = flat.clone()
@@ -202,7 +188,7 @@ class Tensors:
 
 
 def source(folder: Path, shape: Shape) -> Callable[[str, torch.Size], Tensor]:
-    """First weights from a checkpoint. Raises UsageError where a tensor is missing or has another size."""
+    """A source of first weights from a checkpoint. It raises UsageError if a tensor is missing or has another size."""
     tensors = Tensors(folder)
 
     def value(name: str, size: torch.Size) -> Tensor:
@@ -218,7 +204,7 @@ def source(folder: Path, shape: Shape) -> Callable[[str, torch.Size], Tensor]:
 
 
 def save(folder: Path, shape: Shape, named: Iterable[tuple[str, Callable[[], Tensor]]], dtype: torch.dtype, limit: int = 5 * 2**30) -> None:
-    """Write a checkpoint that transformers reads: `named` gives each parameter's name and a function that makes it whole."""
+    """Write a checkpoint that transformers reads. `named` gives each parameter's name and a function that returns it whole."""
     folder.mkdir(parents=True, exist_ok=True)
     files: list[list[tuple[str, Tensor]]] = [[]]
     held = total = 0

@@ -1,29 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""Who this process is: one answer for torchrun, Slurm, PyTorchJob, Batch, SageMaker and a plain start; the way into and out of the group.
+"""This process among the ranks of its job, under torchrun, Slurm, PyTorchJob, Batch, SageMaker or alone: how it joins the others and ends.
 
-Kubernetes, Batch and SageMaker start one process a host. Where the host has more GPUs than that, the process becomes torchrun (`fan_out`).
+Kubernetes, Batch and SageMaker start one process a host. On a host with several GPUs that process becomes torchrun (`fan_out`).
 
-torch is imported where it is used, so that the rest runs on a machine without it.
+Functions that need torch import it themselves, so that the rest runs on a machine without it.
 """
-
-from __future__ import annotations
 
 import contextlib
 import json
 import os
 import re
 import signal
+import socket
 import sys
 import time
-from collections.abc import Mapping
+import traceback
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, NoReturn
 
-from trainer.config import LocalError, UsageError
+from trainer.cli import LocalError, TrainerError, UsageError
 
-EXIT_STOPPED = 75  # EX_TEMPFAIL: a signal asked to stop, the state is saved, run it again to go on
+EXIT_STOPPED = 75  # EX_TEMPFAIL: stopped with its state saved; the same command resumes
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Ranks:
 
 
 def first_host(nodelist: str) -> str:
-    """The first host of a Slurm node list such as `gpu-[03-04,9],login-1`; raises UsageError where there is none."""
+    """The first host of a Slurm node list such as `gpu-[03-04,9],login-1`; raises UsageError if the list is empty."""
     host = re.sub(r"\[(\w+)[^\]]*\]", r"\1", nodelist).split(",")[0]
     if not host:
         raise UsageError("the Slurm node list is empty: set MASTER_ADDR")
@@ -48,7 +48,7 @@ def first_host(nodelist: str) -> str:
 
 
 def read_ranks(env: Mapping[str, str]) -> Ranks:
-    """The ranks from torchrun's variables, else from those of another launcher, else of a single process; raises UsageError."""
+    """The ranks from torchrun's variables, else from another launcher's, else of a single process; raises UsageError."""
     restart = int(env.get("SLURM_RESTART_COUNT") or 0) + int(env.get("TORCHELASTIC_RESTART_COUNT") or 0)
     restart += max(0, int(env.get("AWS_BATCH_JOB_ATTEMPT") or 1) - 1)
     try:
@@ -64,7 +64,7 @@ def read_ranks(env: Mapping[str, str]) -> Ranks:
                 restart=restart,
                 launcher="torchrun",
             )
-        # A batch script has SLURM_PROCID too; only the tasks of a step have the step's number, and peers.
+        # A batch script has SLURM_PROCID too, but only the tasks of a step have SLURM_STEP_ID.
         if "SLURM_PROCID" in env and "SLURM_STEP_ID" in env:
             job = int(env.get("SLURM_JOB_ID", "0"))
             return Ranks(
@@ -78,7 +78,7 @@ def read_ranks(env: Mapping[str, str]) -> Ranks:
             )
         if "AWS_BATCH_JOB_NUM_NODES" in env:
             nodes, index = int(env["AWS_BATCH_JOB_NUM_NODES"]), int(env["AWS_BATCH_JOB_NODE_INDEX"])
-            # The main node is not told its own address; it is the one that listens.
+            # Batch does not tell the main node its own address; that node listens.
             address = env.get("AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS", "127.0.0.1")
             return host_ranks(
                 (index - int(env["AWS_BATCH_JOB_MAIN_NODE_INDEX"])) % nodes, nodes, address, env=env, restart=restart, launcher="batch"
@@ -99,7 +99,7 @@ def host_ranks(index: int, hosts: int, address: str, *, env: Mapping[str, str], 
 
 
 def fan_out(ranks: Ranks, processes: int) -> list[str]:
-    """torchrun's arguments that make the one process of this host into `processes`."""
+    """torchrun's arguments that replace the one process of this host by `processes`."""
     where = ["--master-addr", ranks.master_addr, "--master-port", str(ranks.master_port)]
     if ranks.world_size == 1:
         where = ["--standalone"]
@@ -107,10 +107,10 @@ def fan_out(ranks: Ranks, processes: int) -> list[str]:
 
 
 def processes_per_host(env: Mapping[str, str]) -> int:
-    """How many processes a host is to have where the launcher starts one: MUSTER_PROCS_PER_HOST, else one a GPU. Raises UsageError."""
+    """How many processes a host should have if the launcher starts one: MUSTER_PROCS_PER_HOST, else one a GPU. Raises UsageError."""
     asked = env.get("MUSTER_PROCS_PER_HOST", "")
     if asked and not (asked.isdigit() and int(asked)):
-        raise UsageError(f"MUSTER_PROCS_PER_HOST '{asked}' is not a number of processes")
+        raise UsageError(f"MUSTER_PROCS_PER_HOST '{asked}' is not a number of processes: give 1 or more, or unset it")
     if asked:
         return int(asked)
     import torch
@@ -119,7 +119,7 @@ def processes_per_host(env: Mapping[str, str]) -> int:
 
 
 def read_stop_at(text: str) -> float | None:
-    """MUSTER_STOP_AT, seconds since 1970 or a time such as 2026-11-22T06:00:00Z, as the former; raises UsageError."""
+    """MUSTER_STOP_AT in seconds since 1970; `text` is that or a time such as 2026-11-22T06:00:00Z. Raises UsageError."""
     if not text:
         return None
     with contextlib.suppress(ValueError):
@@ -127,12 +127,14 @@ def read_stop_at(text: str) -> float | None:
     try:
         when = datetime.fromisoformat(text)
     except ValueError:
-        raise UsageError(f"MUSTER_STOP_AT '{text}' is neither seconds since 1970 nor a time such as 2026-11-22T06:00:00Z") from None
+        raise UsageError(
+            f"MUSTER_STOP_AT '{text}' is neither seconds since 1970 nor a time such as 2026-11-22T06:00:00Z: correct it"
+        ) from None
     return (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()
 
 
 def join(ranks: Ranks, backend: str | None, timeout_s: int) -> tuple[Any, str]:
-    """Enter the process group; (the torch.device to work on, the backend). Raises LocalError where that cannot be."""
+    """Join the process group; (torch.device, backend). Raises LocalError if there is no GPU for this rank or the others do not come."""
     import torch
     import torch.distributed as dist
 
@@ -162,15 +164,22 @@ def join(ranks: Ranks, backend: str | None, timeout_s: int) -> tuple[Any, str]:
     return device, backend
 
 
-class StopFlag:
-    """Set by SIGTERM or SIGUSR1, and by the time: `stop_at` is when this job's machines are taken away. The loop asks at every step."""
+def free_port() -> int:
+    """A port of this host that nothing listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
-    MARGIN = 5.0  # seconds on top of what saving and a step have taken so far, twice
+
+class StopFlag:
+    """Set by SIGTERM, by SIGUSR1 and before `stop_at`, when this job's machines are taken away. The loop asks at every step."""
+
+    MARGIN = 5.0  # seconds on top of twice the longest step and save so far
 
     def __init__(self, stop_at: float | None = None) -> None:
         self.signal = 0
         self.stop_at = stop_at
-        self.reason = "a signal"  # to this rank or, while `asked` never said yes, to another one
+        self.reason = "a signal"  # to this rank, or to another one if this one was never asked to stop
         for number in (signal.SIGTERM, signal.SIGUSR1):
             signal.signal(number, self._note)
 
@@ -178,18 +187,39 @@ class StopFlag:
         self.signal = number
 
     def asked(self, needed: float) -> bool:
-        """Whether to stop now, when saving and one more step take `needed` seconds; `reason` says why."""
+        """Whether to stop now, if saving and one more step take `needed` seconds; sets `reason`."""
         if not self.signal and self.stop_at is not None and time.time() + 2 * needed + self.MARGIN >= self.stop_at:
             self.reason = "MUSTER_STOP_AT"
             return True
         return bool(self.signal)
 
 
+def answer(command: Callable[[Sequence[str]], int], argv: Sequence[str]) -> int:
+    """Run a command and return its exit code. An expected failure is one sentence on standard error."""
+    try:
+        return command(argv)
+    except TrainerError as error:
+        try:
+            rank = read_ranks(os.environ).rank
+        except UsageError:
+            rank = 0
+        if isinstance(error, LocalError):
+            print(f"trainer: rank {rank} on {socket.gethostname()}: {error}", file=sys.stderr)
+        elif getattr(error, "here", rank == 0):
+            print(f"trainer: {error}", file=sys.stderr)
+        return error.exit_code
+    except SystemExit as end:
+        return int(end.code or 0)
+    except Exception:  # a rank that fails must end by `leave`, which waits for no other rank
+        traceback.print_exc()
+        return 1
+
+
 def leave(code: int) -> NoReturn:
     """End the process with `code`.
 
-    gloo's threads now and then abort an interpreter that ends normally, which would turn a success into exit code 134;
-    all files are closed by now, so the interpreter's own end is skipped.
+    gloo's threads sometimes abort an interpreter that ends normally, which would turn a success into exit code 134.
+    All files are closed by now, so skip the interpreter's own end.
     """
     sys.stdout.flush()
     sys.stderr.flush()

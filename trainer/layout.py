@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""How a job's ranks divide the work: which degrees there are, whether they fit, and which part a rank has. No torch here."""
+"""How a job's ranks divide the work: the degrees, whether they fit, and the part of each rank. Without torch."""
 
-from __future__ import annotations
-
-from dataclasses import dataclass
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
+from trainer.cli import UsageError
+from trainer.config import LayoutFlags
 from trainer.models import Shape
 
 
@@ -14,7 +16,7 @@ from trainer.models import Shape
 class Layout:
     """Degrees of a job. Ranks count through (pipeline, replicate, shard, tensor), tensor fastest: the ranks that talk most are neighbours.
 
-    `shard` ranks hold one copy of a stage's weights. context · data ranks make it up (context fastest), and expert ranks divide it too.
+    `shard` ranks hold one copy of a stage's weights. shard = data · context (context fastest), and experts divide the same ranks.
     With `ddp` nothing is sharded and `shard` counts the copies.
     """
 
@@ -33,11 +35,11 @@ class Layout:
 
     @property
     def data_ranks(self) -> int:
-        """Ranks, or groups of them, that read different samples."""
+        """The number of ranks, or groups of ranks, that read different samples."""
         return self.replicate * self.shard // self.context
 
     def data_rank(self, rank: int) -> int:
-        """Which of the data ranks this rank belongs to."""
+        """The data rank that this rank belongs to."""
         return rank // self.tensor % (self.replicate * self.shard) // self.context
 
     def tensor_rank(self, rank: int) -> int:
@@ -47,7 +49,7 @@ class Layout:
         return rank // (self.tensor * self.shard * self.replicate)
 
     def stages(self, layers: int) -> list[range]:
-        """The blocks of each part of the model in order, as even as can be; the first parts take what is left over."""
+        """The blocks of each part of the model in order, as even as possible; the first parts take the remainder."""
         parts = self.pipeline * self.chunks
         ends = [sum(layers // parts + (index < layers % parts) for index in range(end)) for end in range(parts + 1)]
         return [range(first, last) for first, last in pairwise(ends)]
@@ -62,28 +64,19 @@ class Layout:
 
 
 def divides(what: str, count: int, flag: str, degree: int) -> None:
-    """Raise ValueError unless `degree` divides `count`."""
+    """Raise UsageError unless `degree` divides `count`."""
     if count % degree:
-        raise ValueError(f"{what} {count} cannot be divided by --{flag} {degree}: change one of them")
+        raise UsageError(f"{what} {count} cannot be divided by --{flag} {degree}: change one of them")
 
 
-def resolve(
-    shape: Shape,
-    world_size: int,
-    *,
-    strategy: str = "full",
-    hybrid: int | None = None,
-    tensor: int = 1,
-    pipeline: int = 1,
-    schedule: str = "1f1b",
-    context: int = 1,
-    expert: int = 1,
-    micro_batches: int = 1,
-) -> Layout:
-    """The layout of `world_size` ranks; raises ValueError with one sentence where something does not divide."""
+def resolve(shape: Shape, world_size: int, flags: LayoutFlags) -> Layout:
+    """The layout of `world_size` ranks; raises UsageError if something does not divide."""
+    strategy, hybrid, micro_batches = flags.sharding_strategy, flags.hybrid_shard_degree, flags.gradient_accumulation_steps
+    tensor, pipeline = flags.tensor_parallel_degree, flags.pipeline_parallel_degree
+    context, expert = flags.context_parallel_degree, flags.expert_parallel_degree
     fixed = tensor * pipeline * context
     if world_size % fixed:
-        raise ValueError(
+        raise UsageError(
             f"{world_size} ranks cannot be divided by {fixed} (--tensor_parallel_degree {tensor} x --pipeline_parallel_degree {pipeline} x "
             f"--context_parallel_degree {context}): start a multiple of {fixed} ranks"
         )
@@ -91,16 +84,16 @@ def resolve(
     replicate = 1
     if strategy == "hybrid":
         if not hybrid:
-            raise ValueError("--sharding_strategy hybrid does not know how many ranks a host has: give --hybrid_shard_degree")
+            raise UsageError("--sharding_strategy hybrid does not know how many ranks a host has: give --hybrid_shard_degree")
         divides("the number of ranks that share the weights", spread, "hybrid_shard_degree", hybrid)
         divides("--hybrid_shard_degree", hybrid, "context_parallel_degree", context)
         replicate = spread // hybrid
     elif hybrid:
-        raise ValueError("--hybrid_shard_degree needs --sharding_strategy hybrid: give both or neither")
+        raise UsageError("--hybrid_shard_degree needs --sharding_strategy hybrid: give both or neither")
     ddp = strategy == "ddp"
     if ddp and (tensor > 1 or pipeline > 1 or expert > 1):
-        raise ValueError("--sharding_strategy ddp cannot be joined with tensor, pipeline or expert parallelism: use full or hybrid")
-    chunks = 2 if schedule == "interleaved" else 1
+        raise UsageError("--sharding_strategy ddp cannot be joined with tensor, pipeline or expert parallelism: use full or hybrid")
+    chunks = 2 if flags.pipeline_schedule == "interleaved" else 1
     layout = Layout(spread // replicate, replicate, tensor, pipeline, context, expert, ddp, chunks)
 
     if tensor > 1:
@@ -109,25 +102,34 @@ def resolve(
     if context > 1:
         divides("half of max_context_width", shape.max_context_width // 2, "context_parallel_degree", context)
     if shape.max_context_width % (2 * context * tensor if context > 1 else tensor):
-        raise ValueError(f"max_context_width {shape.max_context_width} cannot be divided among {tensor} x {context} ranks: change it")
+        raise UsageError(f"max_context_width {shape.max_context_width} cannot be divided among {tensor} x {context} ranks: change it")
     if expert > 1:
         if not shape.num_experts:
-            raise ValueError("--expert_parallel_degree needs a model with experts, such as mixtral-8x7b")
+            raise UsageError("--expert_parallel_degree needs a model with experts, such as mixtral-8x7b")
         if tensor > 1:
-            raise ValueError("--expert_parallel_degree cannot be joined with --tensor_parallel_degree: choose one")
+            raise UsageError("--expert_parallel_degree cannot be joined with --tensor_parallel_degree: choose one")
         divides("num_experts", shape.num_experts, "expert_parallel_degree", expert)
         divides("the number of ranks that share the weights", layout.shard, "expert_parallel_degree", expert)
     if pipeline > 1:
         if shape.tied:
-            raise ValueError(
+            raise UsageError(
                 "this model's head is its embedding, which cannot lie on two pipeline stages: use --pipeline_parallel_degree 1"
             )
         if shape.num_layers < pipeline * chunks:
-            raise ValueError(f"num_layers {shape.num_layers} is below the {pipeline * chunks} parts of the pipeline: use fewer stages")
+            raise UsageError(f"num_layers {shape.num_layers} is below the {pipeline * chunks} parts of the pipeline: use fewer stages")
         if chunks > 1:
             divides("--gradient_accumulation_steps", micro_batches, "pipeline_parallel_degree", pipeline)
         if micro_batches < pipeline:
-            raise ValueError(f"--gradient_accumulation_steps {micro_batches} is below --pipeline_parallel_degree {pipeline}: raise it")
+            raise UsageError(f"--gradient_accumulation_steps {micro_batches} is below --pipeline_parallel_degree {pipeline}: raise it")
     elif chunks > 1:
-        raise ValueError("--pipeline_schedule interleaved needs --pipeline_parallel_degree 2 or more")
+        raise UsageError("--pipeline_schedule interleaved needs --pipeline_parallel_degree 2 or more")
     return layout
+
+
+def layout_of(flags: LayoutFlags, shape: Shape, world_size: int, env: Mapping[str, str] = os.environ) -> Layout:
+    """The layout that the flags ask for; raises UsageError if it does not fit."""
+    hybrid = flags.hybrid_shard_degree
+    if flags.sharding_strategy == "hybrid" and hybrid is None:
+        per_host = int(env.get("LOCAL_WORLD_SIZE") or env.get("SLURM_NTASKS_PER_NODE") or 0)
+        hybrid = per_host // (flags.tensor_parallel_degree * flags.pipeline_parallel_degree) or per_host
+    return resolve(shape, world_size, replace(flags, hybrid_shard_degree=hybrid))

@@ -2,11 +2,9 @@
 # Copyright: the Muster developers
 """Cross entropy of the head's logits in chunks, so that the logits of a whole batch never exist at once.
 
-Llama 3's vocabulary makes the logits of one sample of 8192 tokens 3.9 GiB in float32. Each chunk's gradient is computed beside its loss:
-nothing is kept for the backward pass but the gradients of the two inputs, and no product is made twice.
+With Llama 3's vocabulary the logits of one sample of 8192 tokens take 3.9 GiB in float32. Each chunk computes its gradient with its
+loss, so only the gradients of the two inputs are kept for the backward pass, and no product is computed twice.
 """
-
-from __future__ import annotations
 
 from typing import Any
 
@@ -21,22 +19,22 @@ CHUNK = 4096  # tokens
 
 
 def wide(x: Tensor) -> Tensor:
-    """x in the type that sums are made in: at least float32, and float64 stays."""
+    """x in the type of the sums: at least float32, and float64 stays."""
     return x if x.dtype == torch.float64 else x.float()
 
 
 def chunk_loss(logits: Tensor, labels: Tensor, group: Group) -> tuple[Tensor, Tensor]:
-    """(the summed loss, its gradient by the logits), of logits (tokens, part of the vocabulary) whose parts lie on the ranks of `group`."""
+    """(summed loss, its gradient by the logits) of logits (tokens, part of the vocabulary). The ranks of `group` have one part each."""
     counts = labels != IGNORED
     size = logits.shape[1]
-    place = labels - (dist.get_rank(group) * size if group else 0)
-    mine = counts & (place >= 0) & (place < size)
-    place = place.clamp(0, size - 1).unsqueeze(1)
+    column = labels - (dist.get_rank(group) * size if group else 0)
+    mine = counts & (column >= 0) & (column < size)
+    column = column.clamp(0, size - 1).unsqueeze(1)
     highest = logits.amax(1, keepdim=True)
     if group:
         dist.all_reduce(highest, dist.ReduceOp.MAX, group)
     logits = logits - highest
-    wanted = torch.where(mine, logits.gather(1, place).squeeze(1), 0.0)
+    wanted = torch.where(mine, logits.gather(1, column).squeeze(1), 0.0)
     exp = logits.exp_()
     total = exp.sum(1)
     if group:
@@ -45,7 +43,7 @@ def chunk_loss(logits: Tensor, labels: Tensor, group: Group) -> tuple[Tensor, Te
         total, wanted = both[0], both[1]
     loss = torch.where(counts, total.log() - wanted, 0.0).sum()
     gradient = exp.div_(total.unsqueeze(1))
-    gradient.scatter_add_(1, place, -mine.to(gradient.dtype).unsqueeze(1))
+    gradient.scatter_add_(1, column, -mine.to(gradient.dtype).unsqueeze(1))
     return loss, gradient.mul_(counts.unsqueeze(1))
 
 
@@ -76,7 +74,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
 def summed_cross_entropy(x: Tensor, weight: Tensor, labels: Tensor, group: Group = None) -> Tensor:
     """Cross entropy in nats of x (tokens, width) times a head's `weight` (vocabulary, width), summed over the tokens whose label counts.
 
-    Over the ranks of `group` lie parts of the vocabulary; every rank gets the whole loss, and a gradient by x that is its part of a sum.
+    Each rank of `group` has a part of the vocabulary. Every rank gets the whole loss, and its own summand of the gradient by x.
     """
     loss: Tensor = _LinearCrossEntropy.apply(x, weight, labels, group, torch.is_grad_enabled())  # type: ignore[no-untyped-call]
     return loss

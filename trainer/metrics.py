@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""The log line, its pattern and its twin as JSON lines; how much of a device is used, and how much of the time counted. Without torch.
+"""The log line and the same as JSON lines; utilisation of a device, goodput of the time, trackers. Without torch.
 
-The line up to `lr:` is the AWS reference trainer's and never changes; what is new comes after it as `, key: value`.
+The log line up to `lr:` is the AWS reference trainer's and never changes; new fields come after it as `, key: value`.
 """
-
-from __future__ import annotations
 
 import importlib
 import json
@@ -19,7 +17,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from trainer.config import UsageError
+from trainer.cli import UsageError
+from trainer.devices import device_of
 
 LINE = re.compile(
     r"^(?P<time>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) I \[train\.py:\d+\] Batch (?P<step>\d+) Loss: (?P<loss>-?\d+\.\d{5}), "
@@ -28,7 +27,7 @@ LINE = re.compile(
 
 
 def batch_line(step: int, loss: float, samples_per_s: float, lr: float, **more: str) -> str:
-    """The message of a logged step; `more` follows as further fields in its order."""
+    """The message of a logged step; `more` are further fields in order."""
     line = f"Batch {step} Loss: {loss:.5f}, Speed: {samples_per_s:.2f} samples/sec, lr: {lr:.6f}"
     return line + "".join(f", {key}: {value}" for key, value in more.items())
 
@@ -46,14 +45,14 @@ def logger() -> logging.Logger:
 
 
 class JsonLines:
-    """The log for programs. It only grows: after a restart the steps since the checkpoint stand again, and a step's last line counts."""
+    """The log for programs. It only grows: a restart writes the steps since the checkpoint again, and the last line of a step counts."""
 
     def __init__(self, path: Path | None, **common: Any) -> None:
         self.path = path
         self.common = common
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
-            # A killed run may have left half a line, which must not swallow the first new one.
+            # A killed run may have left half a line: end it, so that the first new line stands alone.
             with path.open("ab+") as file:
                 if file.tell():
                     file.seek(-1, os.SEEK_END)
@@ -67,19 +66,11 @@ class JsonLines:
                 file.write(json.dumps({"time": time} | record | self.common) + "\n")
 
 
-def device_of(name: str) -> dict[str, Any] | None:
-    """What devices.json says about the GPU that calls itself `name`; None for one that it does not know."""
-    devices = json.loads(Path(__file__).with_name("devices.json").read_text())["devices"].values()
-    # The longest name first: GB200 is no B200.
-    known = sorted(((word, device) for device in devices for word in device["names"]), key=lambda entry: -len(entry[0]))
-    return next((device for word, device in known if re.search(rf"\b{re.escape(word)}\b", name)), None)
-
-
 class Utilisation:
-    """Model FLOPs utilisation: the share of the device's dense peak that the model's own products took, recomputation not counted.
+    """Model FLOPs utilisation: the share of the device's dense peak that the model's own products take, without recomputation.
 
-    Convention (`palm`): 6 for each weight of a product and token, and attention over the whole square of the context. `causal` counts the
-    half of attention that a causal mask leaves. An unknown device has no utilisation, because a guessed peak makes a wrong figure.
+    Convention (`palm`): 6 operations for each weight of a product and token, and attention over the whole square of the context. `causal`
+    counts only the half of attention that a causal mask leaves. An unknown device has no utilisation: a guessed peak gives a wrong figure.
     """
 
     def __init__(self, flops_per_token: float, causal: float, device: str, dtype: str) -> None:
@@ -90,7 +81,7 @@ class Utilisation:
         self.flops, self.causal = flops_per_token, causal
 
     def of(self, tokens_per_s: float) -> dict[str, float | None]:
-        """The shares at this speed of one device."""
+        """Both shares at this speed of one device."""
         return {
             "mfu": tokens_per_s * self.flops / self.peak if self.peak else None,
             "mfu_causal": tokens_per_s * self.causal / self.peak if self.peak else None,
@@ -106,7 +97,7 @@ class Utilisation:
 
 
 class Ledger:
-    """Where the time of all starts went, kept beside the checkpoints. Goodput is the time of steps that were never lost, over all of it."""
+    """The time of all starts by its parts, kept beside the checkpoints. Goodput is the share of steps that were not lost."""
 
     PARTS = ("start", "step", "data", "checkpoint", "validation")
     NAME = "goodput.json"
@@ -118,7 +109,7 @@ class Ledger:
         except (ValueError, KeyError, TypeError):
             self.starts = []
         now = clock()
-        # Steps after the checkpoint that this start goes on from are done again: their time is lost.
+        # Steps after the checkpoint that this start resumes from are done again: their time is lost.
         for earlier in self.starts:
             done = earlier["last"] - earlier["first"]
             lost = min(done, max(0, earlier["last"] - step))
@@ -133,7 +124,7 @@ class Ledger:
         self.mine[part] += seconds
 
     def text(self, step: int) -> str:
-        """The ledger as of now, to be kept."""
+        """The ledger as of now, to be stored."""
         self.mine["seen"], self.mine["last"] = self.clock(), step
         return json.dumps({"schema": "muster.goodput/1", "starts": self.starts, "summary": self.summary()}, indent=1) + "\n"
 
@@ -144,9 +135,19 @@ class Ledger:
         good = total["step"] - total["lost"]
         return {"goodput": good / wall if wall > 0 else 0.0, "wall": wall, "starts": len(self.starts), "gaps": gaps} | total
 
+    def sentence(self, step: int) -> str:
+        """The summary after `step`, for the log."""
+        self.text(step)
+        part = self.summary()
+        return (
+            f"Goodput {100 * part['goodput']:.1f}% of {part['wall']:.0f} s over {part['starts']} starts: "
+            f"{part['lost']:.1f} s of steps done again, {part['gaps']:.1f} s between starts, {part['start']:.1f} s starting, "
+            f"{part['data']:.1f} s waiting for data, {part['checkpoint']:.1f} s for checkpoints, {part['validation']:.1f} s validating"
+        )
+
 
 def open_tracker(name: str, config: dict[str, Any]) -> Callable[[dict[str, float], int], object]:
-    """What is called with each record's numbers and its step; raises UsageError. Keys and addresses are the tracker's own variables."""
+    """The function that takes each record and its step; raises UsageError. The tracker reads keys and addresses from its own variables."""
     try:
         if name == "wandb":
             import wandb
@@ -160,17 +161,17 @@ def open_tracker(name: str, config: dict[str, Any]) -> Callable[[dict[str, float
         module, _, function = name.partition(":")
         return getattr(importlib.import_module(module), function)
     except ModuleNotFoundError as error:
-        raise UsageError(f"--tracker {name} needs the module {error.name}, which is not installed") from None
+        raise UsageError(f"--tracker {name} needs the module {error.name}, which is not installed: pip install it") from None
     except (AttributeError, ValueError):
-        raise UsageError(f"--tracker {name} is neither wandb, nor mlflow, nor MODULE:FUNCTION") from None
+        raise UsageError(f"--tracker {name} is neither wandb, nor mlflow, nor MODULE:FUNCTION: correct it") from None
 
 
 def open_tensorboard(folder: str) -> Callable[[dict[str, float], int], object]:
-    """Writes each number of a record as a curve of TensorBoard; raises UsageError."""
+    """A function that writes each number of a record as a curve of TensorBoard; raises UsageError."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ModuleNotFoundError:
-        raise UsageError("--tensorboard_dir needs tensorboard: `pip install muster-trainer[tensorboard]` brings it") from None
+        raise UsageError("--tensorboard_dir needs tensorboard: `pip install muster-trainer[tensorboard]` installs it") from None
     writer = SummaryWriter(folder)
 
     def log(record: dict[str, float], step: int) -> None:

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""Shapes of models, and how many parameters and operations they have. Nothing here needs torch."""
-
-from __future__ import annotations
+"""Shapes of models, and how many parameters and operations they have. Without torch."""
 
 from dataclasses import dataclass, fields
 from typing import Any
+
+from trainer.cli import UsageError
 
 # Base of the rotary embedding by --model_type, as the official configurations have it.
 ROPE_THETA = {"llama_v2": 10_000.0, "llama_v3": 500_000.0, "mistral": 1_000_000.0, "mixtral": 1_000_000.0}
@@ -23,7 +23,7 @@ class Shape:
     vocab_size: int
     max_context_width: int  # tokens in a sample
     rope_theta: float
-    context_limit: int = 0  # tokens that the model is made for; 0 for a shape of one's own
+    context_limit: int = 0  # the longest sample of the model; 0 for the user's own shape
     tied: bool = False  # the head is the embedding
     norm_eps: float = 1e-5
     rope_factor: float = 1.0  # Llama 3.1's stretching of the slow rotations; 1 is none
@@ -36,13 +36,13 @@ class Shape:
 
     def __post_init__(self) -> None:
         if self.hidden_width % (2 * self.num_heads):
-            raise ValueError(f"hidden_width {self.hidden_width} is not an even multiple of num_heads {self.num_heads}: change one of them")
+            raise UsageError(f"hidden_width {self.hidden_width} is not an even multiple of num_heads {self.num_heads}: change one of them")
         if self.num_heads % self.num_key_value_heads:
-            raise ValueError(
+            raise UsageError(
                 f"num_heads {self.num_heads} is not a multiple of num_key_value_heads {self.num_key_value_heads}: change one of them"
             )
         if 0 < self.context_limit < self.max_context_width:
-            raise ValueError(
+            raise UsageError(
                 f"--max_context_width {self.max_context_width} is above the {self.context_limit} tokens that "
                 "the model is made for: lower it"
             )
@@ -52,7 +52,7 @@ class Shape:
         return self.hidden_width // self.num_heads
 
     def block_parameters(self, experts: int) -> int:
-        """Trained values of one block of which `experts` experts count; that number does not matter to a dense one."""
+        """Trained values of one block, counting `experts` experts; a dense block ignores that number."""
         attention = 2 * self.hidden_width * (self.hidden_width + self.num_key_value_heads * self.head_width)
         expert = 3 * self.hidden_width * self.intermediate_size
         feed_forward = experts * expert + self.num_experts * self.hidden_width if self.num_experts else expert
@@ -67,12 +67,12 @@ class Shape:
         return self._count(self.num_experts)
 
     def active_parameters(self) -> int:
-        """Those that one token meets: of the experts only the ones that it is sent to."""
+        """Trained values that one token uses: of the experts only those that it is sent to."""
         return self._count(self.experts_per_token)
 
     def flops_per_token(self, context: int | None = None, causal: bool = False) -> float:
-        """Operations of a token's forward and backward pass in a sample of `context`: 6 for each active weight of a matrix product (the
-        head's included, the embedding's not) and attention's 12 · layers · width · context, of which a causal mask needs half."""
+        """Operations of a token's forward and backward pass in a sample of `context` tokens: 6 for each active weight of a matrix product
+        (with the head, without the embedding), and 12 · layers · width · context for attention, of which a causal mask needs half."""
         norms = (2 * self.num_layers + 1) * self.hidden_width
         products = self.active_parameters() - norms - (0 if self.tied else self.vocab_size * self.hidden_width)
         attention = 12 * self.num_layers * self.hidden_width * (context or self.max_context_width)
@@ -90,7 +90,7 @@ def _llama_3(hidden: int, layers: int, heads: int, inner: int, **more: Any) -> S
     return Shape(hidden, layers, heads, 8, inner, 128_256, 8192, context_limit=131_072, **LLAMA_3_ROPE, **more)
 
 
-# The published configurations. A sample is as long as the model was first trained with, at most 8192; --max_context_width may be larger.
+# The published configurations. A sample is as long as in the model's first training, at most 8192; --max_context_width may be larger.
 PUBLISHED: dict[str, Shape] = {
     "llama-2-7b": _llama_2(4096, 32, 32, 32, 11_008),
     "llama-2-13b": _llama_2(5120, 40, 40, 40, 13_824),
@@ -105,7 +105,7 @@ PUBLISHED: dict[str, Shape] = {
 
 
 def twin(shape: Shape) -> Shape:
-    """The same kind of model (heads to a key, tied or not, rotary scaling, experts) in a size for tests: 4 blocks of width 64."""
+    """The same kind of model (heads per key, tied or not, rotary scaling, experts) in a size for tests: 4 blocks of width 64."""
     return Shape(
         hidden_width=64,
         num_layers=4,
@@ -114,7 +114,7 @@ def twin(shape: Shape) -> Shape:
         intermediate_size=128,
         vocab_size=256,
         max_context_width=64,
-        # A short original context, so that the stretched rotations differ inside a sample.
+        # The short original context makes the stretched rotations differ inside a sample.
         **{entry.name: getattr(shape, entry.name) for entry in fields(Shape) if entry.name in TWIN_KEEPS},
         rope_original=8192 if shape.rope_factor == 1 else 32,
         context_limit=128,
@@ -123,7 +123,7 @@ def twin(shape: Shape) -> Shape:
 
 TWIN_KEEPS = ("rope_theta", "tied", "norm_eps", "rope_factor", "rope_low", "rope_high", "num_experts", "experts_per_token", "aux_loss")
 
-# What --model fills in. `reference` is the AWS reference trainer's set of defaults; `tiny` learns in a minute on two CPU cores; NAME-tiny
+# The presets of --model. `reference` has the defaults of the AWS reference trainer; `tiny` learns in a minute on two CPU cores; NAME-tiny
 # is the small twin of a published model. The first two have no rotary base of their own: --model_type decides it.
 PRESETS: dict[str, Shape] = {
     "reference": Shape(768, 12, 12, 12, 11_008, 50_432, 2048, 0.0),
@@ -134,7 +134,7 @@ PRESETS: dict[str, Shape] = {
 
 
 def shape_of(preset: str, model_type: str | None, given: dict[str, Any]) -> Shape:
-    """The preset's shape with what is given (not None) in its place; raises ValueError where the parts do not fit."""
+    """The preset's shape with the `given` values that are not None; raises UsageError if they do not fit together."""
     base = PRESETS[preset]
     parts = {entry.name: getattr(base, entry.name) for entry in fields(Shape)} | {k: v for k, v in given.items() if v is not None}
     if model_type or not base.rope_theta:

@@ -1,26 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""Mixtral's feed-forward layer: each token goes to the experts that its router chooses, and comes back as their weighted sum.
+"""Mixtral's feed-forward layer: the router sends each token to some experts, and the output is the weighted sum of theirs.
 
-Tokens are sorted by expert, so that an expert works on a run of rows. Under expert parallelism each rank has some of the experts, and the
-rows travel to them and back.
+Tokens are sorted by expert, so that an expert works on consecutive rows. Under expert parallelism each rank has some of the experts, and
+the ranks exchange the rows.
 """
-
-from __future__ import annotations
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trainer.comm import all_to_all, gather, local, scatter_sum, sum_gradient
-from trainer.llama import Groups, Linear, rank_and_size
+from trainer.comm import Groups, all_to_all, gather, local, rank_and_size, scatter_sum, sum_gradient
+from trainer.layers import Linear
 from trainer.loss import wide
 from trainer.models import Shape
 
 
 def products(rows: Tensor, counts: Tensor, weights: Tensor) -> Tensor:
-    """rows (n, k), of which `counts[e]` in a row belong to expert e, each times its weight (experts, outputs, k)."""
+    """rows (n, k) times the weights (experts, outputs, k) of their experts; `counts[e]` consecutive rows belong to expert e."""
     if rows.is_cuda and rows.dtype == torch.bfloat16:
         grouped = getattr(F, "grouped_mm", None) or torch._grouped_mm
         result: Tensor = grouped(rows, weights.transpose(-2, -1), offs=counts.cumsum(0).to(torch.int32))
@@ -53,7 +51,7 @@ class ExpertWeights(nn.Module):
         sent, arriving = counts.view(ranks, -1).sum(1).tolist(), arriving.view(ranks, -1)
         received = arriving.sum(1).tolist()
         rows = all_to_all(rows, received, sent, self.group)
-        # They lie by rank and then by expert; the experts want theirs in one piece.
+        # The rows arrive sorted by rank and then by expert; sort them by expert only.
         expert = torch.arange(arriving.shape[1], device=rows.device).repeat(ranks).repeat_interleave(arriving.flatten())
         order = expert.argsort(stable=True)
         made = self.work(rows[order], arriving.sum(0))
@@ -69,14 +67,14 @@ class Experts(nn.Module):
         self.experts = ExpertWeights(shape, groups)
 
     def balance(self, probabilities: Tensor, chosen: Tensor) -> Tensor:
-        """What uneven use adds to the summed loss: for each sample its tokens times the experts' number times the sum over them of
-        (share of the tokens that went there) times (mean probability). By sample, so that it is the same however samples are divided."""
+        """The cost of uneven use of the experts in the summed loss. For each sample it is tokens x experts x the sum over the experts of
+        (share of the tokens) x (mean probability). It is computed by sample, so that it is the same in every layout."""
         counts = F.one_hot(chosen, self.shape.num_experts).sum((1, 2)).to(probabilities.dtype)
         tokens = chosen.shape[1] * rank_and_size(self.groups.context)[1]
         if self.groups.context:
             dist.all_reduce(counts, group=self.groups.context)
         uneven = self.shape.num_experts * (counts / tokens * probabilities.sum(1)).sum()
-        # All tensor ranks compute it; each adds its share.
+        # All tensor ranks compute the same value, so each adds its share.
         return self.shape.aux_loss * uneven / self.shape.num_layers / rank_and_size(self.groups.tensor)[1]
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:

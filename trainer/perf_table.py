@@ -5,22 +5,20 @@
 Bandwidths are in 1e9 bytes a second. `count` is what nccl-tests prints: elements per rank where the data of a rank is split by rank.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-ALIGNMENT = 16  # bytes; nccl-tests cuts the per-rank count of split collectives down to a multiple of it
+ALIGNMENT = 16  # bytes; nccl-tests rounds the per-rank count of split collectives down to a multiple of it
 
 
 @dataclass(frozen=True)
 class Collective:
-    """`split`: one rank's buffer holds a part for every rank. `factor(n)`: bus bandwidth over algorithm bandwidth at n ranks."""
+    """A collective in nccl-tests. `split`: one rank's buffer holds a part for every rank. `factor(n)` is busbw / algbw on n ranks."""
 
     program: str
     split: bool
-    numerator: int = 1  # factor = (numerator * (n - 1) / n), or 1 where numerator is 0
+    numerator: int = 1  # factor = numerator * (n - 1) / n, or 1 if numerator is 0
     redop: str | None = "none"  # None: the operator of -o
     rooted: bool = False
 
@@ -49,7 +47,7 @@ COLLECTIVES = {
     "reduce_scatter": Collective("reduce_scatter_perf", split=True, redop=None),
     "broadcast": Collective("broadcast_perf", split=False, numerator=0, rooted=True),
     "alltoall": Collective("alltoall_perf", split=True),
-    # nccl-tests prints the operator of -o here as well, though nothing is reduced.
+    # nccl-tests prints the operator of -o here too, although sendrecv reduces nothing.
     "sendrecv": Collective("sendrecv_perf", split=False, numerator=0, redop=None),
 }
 
@@ -63,7 +61,7 @@ def parse_size(text: str) -> int:
 
 
 def sizes(low: int, high: int, step: int, factor: int) -> Iterator[int]:
-    """The requested sizes in bytes: times `factor`, or plus `step` where the factor is 1."""
+    """The requested sizes in bytes: each times `factor`, or plus `step` if the factor is 1."""
     size = low
     while size <= high:
         yield size
@@ -71,7 +69,7 @@ def sizes(low: int, high: int, step: int, factor: int) -> Iterator[int]:
 
 
 def number_text(value: float, width: int) -> str:
-    """`value` with two decimals, or with one, none or an exponent where that is wider than `width`."""
+    """`value` with two decimals, or with one, none or an exponent if that is wider than `width`."""
     for text in (f"{value:.2f}", f"{value:.1f}", f"{value:.0f}"):
         if len(text) <= width:
             return text
@@ -108,7 +106,7 @@ def titles() -> list[str]:
 
 @dataclass(frozen=True)
 class Cell:
-    """One placement of one row. `wrong` is None where the result was not checked."""
+    """One placement of one row. `wrong` is None if the result was not checked."""
 
     seconds: float
     algbw: float
@@ -127,7 +125,7 @@ def row(*, size: int, count: int, dtype: str, redop: str, root: int, out_of_plac
 
 
 def footer(program: str, cells: list[Cell]) -> list[str]:
-    """The closing lines; the average is over every row and both placements, rows of size 0 included, as nccl-tests has it."""
+    """The closing lines. As in nccl-tests the average is over every row and both placements, rows of size 0 included."""
     wrong = sum(cell.wrong or 0 for cell in cells)
     average = sum(cell.busbw for cell in cells) / len(cells)
     return [

@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""`python -m trainer preflight`: what `train` would stumble over, looked at in seconds on all ranks. All faults are told, not the first.
+"""`python -m trainer preflight`: checks in seconds, on all ranks, everything that `train` needs, and reports all faults.
 
-It takes the flags of `train` and is started as that is, on the same ranks.
+It takes the flags of `train` and is started like it, on the same ranks.
 """
-
-from __future__ import annotations
 
 import os
 import shutil
@@ -18,39 +16,42 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from trainer.checkpoint import Folder, Store, open_store
-from trainer.config import LocalError, Parser, TrainConfig, TrainerError, UsageError, read_train
-from trainer.data import Loader, open_source
-from trainer.estimate import GIB, advice, memory, memory_here, plan_of, usable
+from trainer.checkpoint.folder import Folder
+from trainer.checkpoint.store import Store, open_store
+from trainer.cli import LocalError, Parser, TrainerError, UsageError
+from trainer.config import TrainConfig, read_train
+from trainer.data.loader import Loader, open_source
+from trainer.devices import GIB, usable
+from trainer.estimate.memory import advice, memory, memory_here, plan_of
 from trainer.launch import Ranks, join, read_ranks
-from trainer.layout import Layout
+from trainer.layout import Layout, layout_of
 from trainer.models import Shape
-from trainer.parallel import layout_of, precision_of
+from trainer.parallel.precision import precision_of
 from trainer.train import read_shape
 
-PATIENCE = 120  # seconds for the ranks to meet, however long `train` would wait
+PATIENCE = 120  # seconds for the ranks to meet, at most
 PROBE = 2**22  # float32 values of the timed all-reduce: 16 MiB
 BYTES_SAVED = 12  # of a parameter: the weight and AdamW's two moments
 
 
 class Report:
-    """What this rank found: (subject, is it a fault, sentence)."""
+    """The results of this rank: (subject, is it a fault, sentence)."""
 
     def __init__(self) -> None:
         self.found: list[tuple[str, bool, str]] = []
 
-    def ask(self, subject: str, look: Callable[[], str]) -> None:
-        """Note what `look` says, or what it raises as a fault."""
+    def add(self, subject: str, check: Callable[[], str]) -> None:
+        """Note the sentence that `check` returns, or its error as a fault."""
         try:
-            self.found.append((subject, False, look()))
+            self.found.append((subject, False, check()))
         except TrainerError as error:
             self.found.append((subject, True, str(error)))
-        except Exception as error:  # a fault that nobody thought of is still one
+        except Exception as error:  # an unexpected error is a fault too
             self.found.append((subject, True, f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no reason given'}"))
 
 
 def read_hosts(text: str) -> set[str]:
-    """The names in a list with commas or in a file with one a line; raises UsageError."""
+    """The names in a list with commas, or in a file with one a line; raises UsageError."""
     path = Path(text)
     names = path.read_text().split() if path.is_file() else text.split(",")
     hosts = {name.strip() for name in names if name.strip()}
@@ -60,7 +61,7 @@ def read_hosts(text: str) -> set[str]:
 
 
 def compare_hosts(expected: set[str], there: Sequence[str]) -> str:
-    """What is there, if that is what is expected; raises TrainerError."""
+    """The number of hosts and ranks if they are the expected ones; raises TrainerError."""
     counts = {host: list(there).count(host) for host in sorted(set(there))}
     wrong = []
     if missing := sorted(expected - set(counts)):
@@ -68,15 +69,15 @@ def compare_hosts(expected: set[str], there: Sequence[str]) -> str:
     if strange := sorted(set(counts) - expected) if expected else []:
         wrong.append(f"ranks run on {', '.join(strange)}, which --expected_hosts does not name")
     if wrong:
-        raise TrainerError(f"{' and '.join(wrong)}: look at the launcher's list of hosts")
+        raise TrainerError(f"{' and '.join(wrong)}: check the launcher's list of hosts")
     if len(set(counts.values())) > 1:
         told = ", ".join(f"{host} {count}" for host, count in counts.items())
         raise TrainerError(f"hosts have different numbers of ranks ({told}): start as many on each")
     return f"{len(counts)} x {next(iter(counts.values()))} ranks"
 
 
-def look_at_memory(config: TrainConfig, shape: Shape, layout: Layout, device: torch.device, *, precision: str, per_host: int) -> str:
-    """The estimate against what the device has; raises TrainerError."""
+def check_memory(config: TrainConfig, shape: Shape, layout: Layout, device: torch.device, *, precision: str, per_host: int) -> str:
+    """Compare the estimate with the device's memory; raises LocalError."""
     plan, cpu, have = plan_of(config, layout), device.type != "cuda", memory_here(device, per_host)
     need = memory(shape, plan, precision, cpu=cpu).total
     if need > usable(have):
@@ -84,8 +85,8 @@ def look_at_memory(config: TrainConfig, shape: Shape, layout: Layout, device: to
     return f"{need / GIB:.1f} of {usable(have) / GIB:.1f} GiB estimated"
 
 
-def look_at_data(config: TrainConfig, shape: Shape, layout: Layout, rank: int) -> str:
-    """Read the first batch of this rank."""
+def check_data(config: TrainConfig, shape: Shape, layout: Layout, rank: int) -> str:
+    """Read this rank's first batch; raises LocalError."""
     source = open_source(config, shape.vocab_size, shape.max_context_width)
     samples = config.train_batch_size * config.gradient_accumulation_steps
     tokens, _ = Loader(source, layout.data_rank(rank), layout.data_ranks, samples).next()
@@ -95,8 +96,8 @@ def look_at_data(config: TrainConfig, shape: Shape, layout: Layout, rank: int) -
     return f"{samples} samples of {shape.max_context_width} tokens read"
 
 
-def look_at_space(config: TrainConfig, shape: Shape) -> str:
-    """Room for the checkpoints that are kept and the one that is being written; raises LocalError."""
+def check_space(config: TrainConfig, shape: Shape) -> str:
+    """Check the space for the kept checkpoints and one that is being written; raises LocalError."""
     folder = Path(config.checkpoint_dir or "").absolute()
     there = next(parent for parent in (folder, *folder.parents) if parent.exists())
     free = shutil.disk_usage(there).free
@@ -112,16 +113,16 @@ def look_at_space(config: TrainConfig, shape: Shape) -> str:
 
 def remove(store: Store, name: str) -> None:
     if isinstance(store, Folder):
-        (store.place / name).unlink(missing_ok=True)
+        (store.root / name).unlink(missing_ok=True)
     else:
         store.client.delete_object(Bucket=store.bucket, Key=store.key(name))
 
 
-def look_at_checkpoints(report: Report, config: TrainConfig, shape: Shape, rank: int) -> None:
-    """Can each rank write there, and is it one place? Every rank comes through all of it, whatever fails."""
-    place = config.checkpoint_dir
-    if place is None:
-        report.ask("checkpoints", lambda: "none: without --checkpoint_dir nothing is saved")
+def check_checkpoints(report: Report, config: TrainConfig, shape: Shape, rank: int) -> None:
+    """Check that each rank can write to the folder and that all see the same one. Every rank runs all of it, whatever fails."""
+    path = config.checkpoint_dir
+    if path is None:
+        report.add("checkpoints", lambda: "none: without --checkpoint_dir nothing is saved")
         return
     mine, token = f"preflight-{rank}", [f"{socket.gethostname()} {os.getpid()} {time.time()}"]
     dist.broadcast_object_list(token)
@@ -129,32 +130,32 @@ def look_at_checkpoints(report: Report, config: TrainConfig, shape: Shape, rank:
 
     def write() -> str:
         try:
-            store = open_store(place)
+            store = open_store(path)
             store.write(mine, token[0])
             stores.append(store)
         except OSError as error:
-            raise LocalError(f"--checkpoint_dir {place} cannot be written: {error.strerror}: change its owner or choose another") from None
-        return f"{place} is writable"
+            raise LocalError(f"--checkpoint_dir {path} cannot be written: {error.strerror}: change its owner or choose another") from None
+        return f"{path} is writable"
 
     def see() -> str:
         if stores and stores[0].read("preflight-0") != token[0]:
             raise LocalError(
-                f"--checkpoint_dir {place} is not the one of rank 0, whose file is not in it: use a place that all hosts share"
+                f"--checkpoint_dir {path} is not the one of rank 0, whose file is not in it: use a folder that all hosts share"
             )
-        return f"{place} is the same for all ranks"
+        return f"{path} is the same for all ranks"
 
-    report.ask("checkpoints", write)
+    report.add("checkpoints", write)
     dist.barrier()
-    report.ask("checkpoints", see)
+    report.add("checkpoints", see)
     dist.barrier()
     for store in stores:
         remove(store, mine)
-    if not place.startswith("s3://"):
-        report.ask("space", lambda: look_at_space(config, shape))
+    if not path.startswith("s3://"):
+        report.add("space", lambda: check_space(config, shape))
 
 
-def look_at_collectives(device: torch.device) -> str:
-    """The collectives of training with results that are known, then one that is timed; raises TrainerError."""
+def check_collectives(device: torch.device) -> str:
+    """Run the collectives of training on data with known results, and time one; raises LocalError."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     mine = torch.arange(ranks, dtype=torch.float32, device=device) + rank
     summed = mine.clone()
@@ -178,14 +179,14 @@ def look_at_collectives(device: torch.device) -> str:
     seconds = time.perf_counter() - began
     busbw = 4 * PROBE * 2 * (ranks - 1) / ranks / seconds / 1e9
     assert total
-    # Not before the last collective: the ranks without a fault would wait for this one.
+    # Raise only after the last collective: ranks without a fault would wait for this one.
     if wrong := [name for name, good in right.items() if not good]:
-        raise LocalError(f"{', '.join(wrong)} gave a wrong result: run `python -m trainer.collectives`, and take this host out")
+        raise LocalError(f"{', '.join(wrong)} gave a wrong result: run `python -m trainer.collectives`, and remove this host")
     return f"all_reduce, all_gather and reduce_scatter are right; 16 MiB in {1e3 * seconds:.1f} ms, busbw {busbw:.2f} GB/s"
 
 
 def tell(everybody: list[list[tuple[str, bool, str]]], hosts: Sequence[str]) -> list[str]:
-    """The report's lines: a subject that is well on all ranks once, each fault once with the ranks that have it."""
+    """The lines of the report: a subject without faults once, and each fault once with the ranks that have it."""
     subjects = list(dict.fromkeys(subject for found in everybody for subject, _, _ in found))
     lines = []
     for subject in subjects:
@@ -205,7 +206,7 @@ def tell(everybody: list[list[tuple[str, bool, str]]], hosts: Sequence[str]) -> 
 
 
 def run(config: TrainConfig, expected: set[str], ranks: Ranks) -> int:
-    """Look at everything as one rank of the job; 0, or 1 where there is a fault. Raises TrainerError where the ranks do not meet."""
+    """Check everything as one rank of the job; 0, or 1 if there is a fault. Raises TrainerError if the ranks do not meet."""
     shape = read_shape(config)
     layout = layout_of(config, shape, ranks.world_size)
     device, backend = join(ranks, config.backend, min(config.timeout_s, PATIENCE))
@@ -215,25 +216,25 @@ def run(config: TrainConfig, expected: set[str], ranks: Ranks) -> int:
     dist.all_gather_object(versions, torch.__version__)
     report, precision = Report(), ["fp32"]
 
-    def look_at_dtype() -> str:
+    def check_precision() -> str:
         precision[0], why = precision_of(config, device)
         return why or f"{precision[0]} on {torch.cuda.get_device_name(device) if device.type == 'cuda' else 'CPU'}"
 
-    def look_at_versions() -> str:
+    def check_versions() -> str:
         if len(set(versions)) > 1:
             raise TrainerError(f"ranks have different versions of torch ({', '.join(sorted(set(versions)))}): install one on all hosts")
         return str(versions[0])
 
-    report.ask("layout", lambda: f"{ranks.world_size} ranks by {ranks.launcher}, {backend}, {layout}")
-    report.ask("hosts", lambda: compare_hosts(expected, hosts))
-    report.ask("torch", look_at_versions)
-    report.ask("precision", look_at_dtype)
-    report.ask(
-        "memory", lambda: look_at_memory(config, shape, layout, device, precision=precision[0], per_host=hosts.count(socket.gethostname()))
+    report.add("layout", lambda: f"{ranks.world_size} ranks by {ranks.launcher}, {backend}, {layout}")
+    report.add("hosts", lambda: compare_hosts(expected, hosts))
+    report.add("torch", check_versions)
+    report.add("precision", check_precision)
+    report.add(
+        "memory", lambda: check_memory(config, shape, layout, device, precision=precision[0], per_host=hosts.count(socket.gethostname()))
     )
-    report.ask("data", lambda: look_at_data(config, shape, layout, ranks.rank))
-    look_at_checkpoints(report, config, shape, ranks.rank)
-    report.ask("collectives", lambda: look_at_collectives(device))
+    report.add("data", lambda: check_data(config, shape, layout, ranks.rank))
+    check_checkpoints(report, config, shape, ranks.rank)
+    report.add("collectives", lambda: check_collectives(device))
     everybody: list[Any] = [None] * ranks.world_size
     dist.all_gather_object(everybody, report.found)
     lines = tell(everybody, hosts)
@@ -245,11 +246,11 @@ def run(config: TrainConfig, expected: set[str], ranks: Ranks) -> int:
     return 1 if faults else 0
 
 
-def main(argv: Sequence[str], ranks: Ranks | None = None) -> int:
+def main(argv: Sequence[str]) -> int:
     parser = Parser(
-        prog="python -m trainer preflight", description="Look at all that `train` with these flags needs. Takes the flags of `train`."
+        prog="python -m trainer preflight", description="Check everything that `train` with these flags needs. Takes the flags of `train`."
     )
     parser.add_argument("--expected_hosts", default="", help="names with commas, or a file with one a line: ranks must run on all of these")
     asked, rest = parser.parse_known_args(argv)
     config = read_train(rest)
-    return run(config, read_hosts(asked.expected_hosts) if asked.expected_hosts else set(), ranks or read_ranks(os.environ))
+    return run(config, read_hosts(asked.expected_hosts) if asked.expected_hosts else set(), read_ranks(os.environ))

@@ -1,16 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""`prove-resume`: trains once undisturbed, once with a kill and a restart, and compares the losses of all steps.
+"""`prove-resume`: trains once undisturbed and once with a kill and a restart, and compares the losses of all steps.
 
-All ranks run on this host. The restart may have another number of ranks: the batch of all ranks stays, so both numbers divide it.
+All ranks run on this host. The restart may have another number of ranks. The batch over all ranks stays, so both numbers must divide it.
 """
-
-from __future__ import annotations
 
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -18,16 +15,12 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from trainer import data
-from trainer.config import POSITIVE, Parser, TrainerError, UsageError, number, read_train
+from trainer.cli import POSITIVE, Parser, TrainerError, UsageError, number
+from trainer.config import read_train
+from trainer.data.tokens import prepare
+from trainer.launch import free_port
 
 PATIENCE = 600  # seconds without a new step
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Start:
@@ -43,7 +36,7 @@ class Start:
             "TORCHELASTIC_RESTART_COUNT": str(restart),
         }
         common |= {} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": "1"}
-        # The package may lie in no environment, but in the folder that this one was started from.
+        # The package may not be installed in the environment, so add the folder that this process imports it from.
         common["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
         with self.log.open("w") as output:
             self.processes = [
@@ -63,7 +56,7 @@ class Start:
         return {record["step"]: record["loss"] for record in records if "loss" in record}
 
     def until(self, step: int | None) -> None:
-        """Wait for a step, or for the end. Raises TrainerError where the run fails or stands still."""
+        """Wait for a step, or for the end. Raises TrainerError if the run fails or makes no step for PATIENCE seconds."""
         seen, since = -1, time.monotonic()
         while any(process.poll() is None for process in self.processes):
             found = len(self.losses())
@@ -92,7 +85,7 @@ class Start:
 def main(argv: Sequence[str]) -> int:
     parser = Parser(
         prog="python -m trainer prove-resume",
-        description="Kill a run, resume it, and compare its losses with an undisturbed run's. What follows `--` are flags of train.",
+        description="Kill a run, resume it, and compare its losses with an undisturbed run's. Arguments after `--` are flags of train.",
     )
     parser.add_argument("--ranks", type=POSITIVE, default=2, help="ranks on this host")
     parser.add_argument("--resume_ranks", type=POSITIVE, default=None, help="ranks after the restart (--ranks if not given)")
@@ -114,10 +107,10 @@ def main(argv: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="muster-prove-") as name:
         folder = asked.keep or Path(name)
         if not theirs:
-            data.prepare(folder / "data", 100_000, 1, 256)
+            prepare(folder / "data", 100_000, 1, 256)
             theirs = ["--model", "tiny", "--dataset_path", str(folder / "data"), "--lr", "3e-3"]
         theirs = [*theirs, "--max_steps", str(asked.steps), "--checkpoint_freq", str(max(1, kill_at // 2)), "--logging_freq", "1"]
-        read_train(theirs)  # a wrong flag is answered here
+        read_train(theirs)  # so that a wrong flag is reported here
 
         def flags(ranks: int) -> list[str]:
             return [*theirs, "--train_batch_size", str(asked.batch // ranks)]

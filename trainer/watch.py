@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""Looks after a running job: a rank that hangs is found and named, a slow one too, and a lost one ends the others with a sentence."""
-
-from __future__ import annotations
+"""Watches a running job: it names a rank that hangs or is slow, and ends the other ranks with one sentence when a rank is lost."""
 
 import faulthandler
 import os
@@ -18,20 +16,20 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from trainer.config import TrainerError
+from trainer.cli import TrainerError
 from trainer.launch import leave
 
-# What gloo and NCCL say when a peer is gone, over torch 2.11 to 2.15.
+# Messages of gloo and NCCL when a peer is gone, from torch 2.11 to 2.15.
 LOST = re.compile(
     r"gloo/transport|Connection (closed|reset|refused)|Broken pipe|NCCL|[Tt]imed out|Socket ?Timeout|DistNetworkError", re.IGNORECASE
 )
 OUT_OF_MEMORY = re.compile(r"out of memory|can't allocate memory|Cannot allocate memory|std::bad_alloc")
-ALONE = ("start", "data", "optimizer")  # parts of a step that need no other rank
-LOOKS = 3  # in a row, after which a slow rank is named
+ALONE = ("start", "data", "optimizer")  # parts of a step that wait for no other rank
+LOOKS = 3  # a rank that is slow so many times in a row is named
 
 
 class Said(TrainerError):
-    """A failure that many ranks meet and only one of them should tell."""
+    """A failure of many ranks that only one of them should print."""
 
     def __init__(self, text: str, here: bool) -> None:
         super().__init__(text)
@@ -39,7 +37,7 @@ class Said(TrainerError):
 
 
 class Watch:
-    """Knows what each rank is doing; ends this one when no step has been finished for `timeout_s` seconds (0: never)."""
+    """Knows what each rank is doing, and ends this one when no step was finished for `timeout_s` seconds (0: never)."""
 
     def __init__(self, folder: Path, timeout_s: int) -> None:
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
@@ -50,7 +48,7 @@ class Watch:
             threading.Thread(target=self._look, daemon=True, name="watch").start()
 
     def at(self, phase: str, step: int | None = None) -> None:
-        """This rank begins `phase`; a new `step` also starts the clock anew."""
+        """This rank begins `phase`; a `step` also restarts the clock."""
         self.phase = phase
         if step is not None:
             self.step, self.since = step, time.monotonic()
@@ -60,7 +58,7 @@ class Watch:
         while True:
             self._tell()
             time.sleep(wait)
-            # Saving, validating and compiling may take long without being a hang; torch's own time-out covers their collectives.
+            # Saving, validating and compiling may take long without a hang; torch's own time-out covers their collectives.
             if time.monotonic() - self.since > self.timeout_s:
                 self._end()
 
@@ -81,14 +79,14 @@ class Watch:
             faulthandler.dump_traceback(file, all_threads=True)
         (self.folder / f"hang-rank-{self.rank}-collectives.json").write_bytes(flight_recorder())
         first = self.claim()
-        time.sleep(min(5.0, self.timeout_s / 4))  # the others write theirs, and tell where they are
+        time.sleep(min(5.0, self.timeout_s / 4))  # until the others have written theirs and told where they are
         if first:
             print(f"trainer: {self._sentence()}", file=sys.stderr)
         self.linger()
         leave(TrainerError.exit_code)
 
     def linger(self) -> None:
-        """The others ask rank 0 whether they should speak, so it leaves last."""
+        """Rank 0 leaves last, because the other ranks ask its store whether to print the sentence."""
         if self.rank == 0 and self.world_size > 1:
             time.sleep(2)
 
@@ -103,14 +101,14 @@ class Watch:
         return hang_sentence(told, self.timeout_s, self.folder)
 
     def claim(self) -> bool:
-        """True on one rank: the first that fails. Where rank 0 can no longer be asked, true on rank 1 and on the first of each host."""
+        """True on the first rank that fails. If rank 0 no longer answers, true on rank 1 and on the first rank of each host."""
         try:
             return self.store.add("failed", 1) == 1
         except Exception:
             return self.rank == 1 or (os.environ.get("LOCAL_RANK") or os.environ.get("SLURM_LOCALID")) == "0"
 
     def explain(self, error: BaseException, advice: str) -> TrainerError | None:
-        """The sentence for what torch raised, None where it is none of the expected failures."""
+        """The error with a sentence about what torch raised, or None for an unexpected failure."""
         text = str(error)
         if isinstance(error, torch.OutOfMemoryError | MemoryError) or OUT_OF_MEMORY.search(text):
             wanted = re.search(r"[Tt]ried to allocate ([\d.]+ \w+)|you tried to allocate (\d+ bytes)", text)
@@ -122,18 +120,18 @@ class Watch:
             where = f" (its address is {peer[1]})" if peer and not peer[1].startswith("127.") else ""
             return Said(
                 f"step {self.step + 1} was not finished, because another rank ended or its network failed{where}: look at that rank's last "
-                f"line, then start the job again; it goes on from the newest checkpoint",
+                f"line, then start the job again; it resumes from the newest checkpoint",
                 self.claim(),
             )
         return None
 
 
 def hang_sentence(told: dict[int, tuple[int, str, str]], timeout_s: int, folder: Path) -> str:
-    """Names the ranks that the others wait for: those behind in steps, else those that do something else than most."""
+    """A sentence with the ranks that the others wait for: those behind in steps, else those in another phase than most."""
     first = min(step for step, _, _ in told.values())
     behind = {rank: entry for rank, entry in told.items() if entry[0] == first}
     phases = [phase for _, phase, _ in behind.values()]
-    # Nobody waits for another rank in these; of other phases the rarer one is the odd one.
+    # No rank waits for another in ALONE. Of the other phases, the ranks in a rarer one are suspect.
     alone = {rank: entry for rank, entry in behind.items() if entry[1] in ALONE}
     common = statistics.mode(phases)
     odd = alone or {rank: entry for rank, entry in behind.items() if entry[1] != common} or behind
@@ -147,7 +145,7 @@ def hang_sentence(told: dict[int, tuple[int, str, str]], timeout_s: int, folder:
 
 
 def flight_recorder() -> bytes:
-    """The last collectives of this rank as torch recorded them, JSON; {} where this build of torch has no recorder."""
+    """The last collectives of this rank as torch recorded them, as JSON; {} if this build of torch has no recorder."""
     backend = dist.get_backend()
     for name, arguments in (("_dump_fr_trace_json", {"backend": backend}), ("_dump_fr_trace_json", {}), ("_dump_nccl_trace_json", {})):
         dump = getattr(torch._C._distributed_c10d, name, None)
@@ -161,13 +159,13 @@ def flight_recorder() -> bytes:
 
 
 def record_collectives() -> None:
-    """Make torch keep the last collectives, and NCCL's watchdog write them as well. Before the process group is made."""
+    """Make torch record the last collectives, and NCCL's watchdog write them. Call it before the process group is made."""
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", os.environ.get("TORCH_NCCL_TRACE_BUFFER_SIZE", "2000"))
     os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
 
 
 class Stragglers:
-    """Compares how long each rank waits for its data and how fast its own device is: collectives make all steps equally long."""
+    """Compares the ranks by the wait for their data and the speed of their device, because collectives make their steps equally long."""
 
     def __init__(self, device: torch.device, ratio: float) -> None:
         self.ratio, self.slow = ratio, [0] * dist.get_world_size()
@@ -180,7 +178,7 @@ class Stragglers:
         self.hosts = hosts
 
     def probe(self) -> float:
-        """Seconds of some matrix products: the best of a few, because what disturbs once is no straggler."""
+        """Seconds of some matrix products: the best of five, because one disturbance makes no straggler."""
         best = float("inf")
         for _ in range(5):
             began = time.perf_counter()
@@ -192,7 +190,7 @@ class Stragglers:
         return best
 
     def look(self, waited: float) -> list[str]:
-        """All ranks compare; `waited` are the seconds a step that this one spent on its data. The sentences to log."""
+        """Compare all ranks; `waited` is how many seconds a step this one waited for its data. Returns the sentences to log."""
         mine = torch.tensor([self.probe(), waited], dtype=torch.float64)
         everyone = [torch.empty_like(mine) for _ in self.hosts]
         dist.all_gather(everyone, mine, group=self.group)
@@ -202,7 +200,7 @@ class Stragglers:
         sentences = []
         compute, data = (statistics.median(column) for column in zip(*measured, strict=True))
         for rank, (own, waited) in enumerate(measured):
-            # Data that is ready has no meaningful ratio: only a wait that costs more than a tenth of a second counts.
+            # The ratio of two tiny waits means nothing: only a wait of 0.1 s more than the median counts.
             late = waited > max(self.ratio * data, data + 0.1)
             self.slow[rank] = self.slow[rank] + 1 if own > self.ratio * compute or late else 0
             if self.slow[rank] == LOOKS:

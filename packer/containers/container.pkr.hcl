@@ -18,21 +18,11 @@ packer {
 locals {
   name    = "muster-${var.purpose}-${formatdate("YYYYMMDD-hhmmss", timestamp())}-${substr(uuidv4(), 0, 4)}"
   project = abspath("${path.root}/../..")
-  results = var.results != "" ? abspath(var.results) : "${local.project}/images/${local.name}"
-  # What make setup made, also where its environment is not activated.
-  bin = fileexists("${local.project}/.venv/bin/ansible-playbook") ? "${local.project}/.venv/bin/" : ""
 
-  # What no registry has.
+  # No registry has these images.
   own = length(regexall("^localhost/", var.base)) == 1
 
-  variables = merge(
-    {
-      muster_container     = { components = var.components, base = var.base }
-      muster_image_results = local.results
-    },
-    var.stack != "" ? { muster_stack_name = var.stack } : {},
-    jsondecode(var.ansible_variables),
-  )
+  playbook_variables = { muster_container = { components = var.components, base = var.base } }
 }
 
 source "docker" "image" {
@@ -53,7 +43,7 @@ source "docker" "image" {
 build {
   sources = ["source.docker.image"]
 
-  # No systemd runs in a container that is built; what a role asks of it is answered from the files of the units.
+  # No systemd runs while a container is built. systemctl.sh answers the roles from the unit files.
   provisioner "file" {
     source      = "${path.root}/systemctl.sh"
     destination = "/usr/local/sbin/systemctl"
@@ -66,7 +56,8 @@ build {
     ]
   }
 
-  # By the proxy: Ansible itself has no connection to docker or podman. Its key is an RSA one and signs as OpenSSH no longer does by itself.
+  # ansible-core has no connection plugin for docker or podman, so Ansible uses Packer's SSH proxy. The proxy has an RSA key with SHA-1 signatures, which OpenSSH
+  # refuses by default.
   provisioner "ansible" {
     command       = "${local.bin}ansible-playbook"
     playbook_file = "${local.project}/playbooks/container.yml"
@@ -76,8 +67,7 @@ build {
       "ANSIBLE_CONFIG=${local.project}/ansible.cfg", "ANSIBLE_HOST_KEY_CHECKING=False", "ANSIBLE_SSH_TRANSFER_METHOD=piped",
       "ANSIBLE_SSH_EXTRA_ARGS=-o HostKeyAlgorithms=+ssh-rsa -o PubkeyAcceptedAlgorithms=+ssh-rsa",
     ]
-    # Packer would run what stands in double braces, which is for Ansible.
-    extra_arguments = ["--extra-vars", replace(jsonencode(local.variables), "{{", "{\\u007b")]
+    extra_arguments = local.extra_arguments
   }
 
   provisioner "shell" {

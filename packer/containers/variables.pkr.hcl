@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-# What one of the files beside this one says.
+# Set by a *.pkrvars.hcl file in this folder.
 
 variable "purpose" {
   type        = string
-  description = "Names the image and the scheme of its tags."
+  description = "Part of the image's name; it decides which versions its tag has."
 
   validation {
     condition     = contains(["nccl-tests", "slurm-node", "trainer"], var.purpose)
@@ -12,24 +12,13 @@ variable "purpose" {
   }
 }
 
-variable "components" {
-  type        = list(string)
-  description = "What the image carries, of playbooks/vars/components.yml; what its base has already is not installed."
-}
-
-variable "groups" {
-  type        = list(string)
-  description = "Groups of the inventory that the builder is in, where a role asks."
-  default     = []
-}
-
 variable "command" {
   type        = list(string)
-  description = "What a container of the image runs."
+  description = "The command that a container of the image runs."
   default     = ["/bin/bash"]
 }
 
-# What a site says.
+# Set by a site.
 
 variable "base" {
   type        = string
@@ -42,18 +31,6 @@ variable "base" {
   }
 }
 
-variable "stack" {
-  type        = string
-  description = "Name or path of the stack; empty is that of the system."
-  default     = ""
-}
-
-variable "ansible_variables" {
-  type        = string
-  description = "Variables of the roles, as a JSON object."
-  default     = "{}"
-}
-
 variable "docker_path" {
   type        = string
   description = "The engine's command: docker or podman."
@@ -62,13 +39,13 @@ variable "docker_path" {
 
 variable "run_options" {
   type        = list(string)
-  description = "What the engine's run needs here, such as --ulimit or --network."
+  description = "Options of the engine's run command, such as --ulimit or --network."
   default     = []
 }
 
 variable "prefix" {
   type        = string
-  description = "What stands before the image's name in the engine."
+  description = "The prefix of the image's name in the engine."
   default     = "localhost"
 
   validation {
@@ -79,17 +56,11 @@ variable "prefix" {
 
 variable "repository" {
   type        = string
-  description = "Where in ECR the image goes, as ACCOUNT.dkr.ecr.REGION.amazonaws.com or with a folder behind it. Empty leaves it in the engine."
+  description = "The repository in ECR to push to, as ACCOUNT.dkr.ecr.REGION.amazonaws.com or with a folder behind it. Empty pushes nothing."
   default     = ""
 
   validation {
     condition     = length(regexall("^([0-9]{12}[.]dkr[.]ecr[.][a-z0-9-]+[.]amazonaws[.]com([.]cn)?(/[a-z0-9]+([._-][a-z0-9]+)*)*)?$", var.repository)) == 1
     error_message = "The repository is none of ECR; give 123456789012.dkr.ecr.us-east-1.amazonaws.com, with a folder such as /team behind it if wanted."
   }
-}
-
-variable "results" {
-  type        = string
-  description = "The folder that gets the manifest, the list of parts and what Packer made. Empty is images/NAME-OF-THE-IMAGE."
-  default     = ""
 }

@@ -1,7 +1,7 @@
 # Copyright: the Muster developers
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Runs on the controller alone: the names and plain values of variables are all it looks at."""
+"""Runs on the controller, because it reads only the names and plain values of variables."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 from ansible.module_utils.errors import ArgumentTypeError
 from ansible.plugins.action import ActionBase
 
-from ansible_collections.muster.fleet.plugins.module_utils.check_vars import (
+from ansible_collections.muster.fleet.plugins.plugin_utils.check_vars import (
     FLEET,
     find_unknown,
     known_options,
@@ -25,7 +25,7 @@ COLLECTION = Path(__file__).parents[2]
 
 
 class ActionModule(ActionBase):
-    """Refuses defined variables that no role knows or that have another type than the role says."""
+    """Refuses defined variables that no role knows or that have another type than the role's option."""
 
     BYPASS_HOST_LOOP = True
     _requires_connection = False
@@ -33,7 +33,7 @@ class ActionModule(ActionBase):
     _supports_diff = False
 
     def run(self, tmp=None, task_vars=None):
-        """Return the number of variables that were looked at, or fail with one sentence."""
+        """Return the number of checked variables, or fail with one sentence."""
         result = super().run(tmp, task_vars)
         arguments = self.validate_argument_spec({"roles_path": {"type": "path", "default": str(COLLECTION / "roles")}})[1]
         known = known_options(self._read_specs(Path(arguments["roles_path"])))
@@ -71,7 +71,7 @@ class ActionModule(ActionBase):
         return {name: self._loader.load_from_file(str(path)) for name, path in files.items()}
 
     def _complaint(self, name, value, option):
-        """Return what is wrong with a value, an empty string when nothing is or when a template still has to say."""
+        """Return the fault of a value, or "" when it has none or is a template."""
         if self._templar.is_template(value):
             return ""
         if shape := other_shape(value, option):

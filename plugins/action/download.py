@@ -1,7 +1,7 @@
 # Copyright: the Muster developers
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Fetches on the controller, which has the network and the cache, and hands the file to the module copy."""
+"""Downloads on the controller, which has the network and the cache, and copies the file with the module copy."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from pathlib import Path
 
 from ansible.plugins.action import ActionBase
 
-from ansible_collections.muster.fleet.plugins.module_utils import places
+from ansible_collections.muster.fleet.plugins.module_utils import paths
 from ansible_collections.muster.fleet.plugins.plugin_utils.downloads import DownloadError, cached, cached_path
 
 
 class ActionModule(ActionBase):
-    """Brings the file of a stack's source to a node."""
+    """Copies the file of a stack's source to a node."""
 
     TRANSFERS_FILES = True
     _supports_check_mode = True
     _supports_diff = True
 
     def run(self, tmp=None, task_vars=None):
-        """Return where the file lies, here and there, or fail with one sentence."""
+        """Return the file's paths on the controller and the node, or fail with one sentence."""
         result = super().run(tmp, task_vars)
         arguments = self.validate_argument_spec(
             {
@@ -34,9 +34,9 @@ class ActionModule(ActionBase):
         source, dest = arguments["source"], arguments["dest"]
         if source.get("kind") not in ("url", "repository"):
             return {**result, "failed": True, "msg": f"A source of kind {source.get('kind')} has no file; name a url or repository."}
-        folder = self._templar.template((task_vars or {}).get("muster_cache_dir")) or places.cache_dir(os.environ)
+        folder = self._templar.template((task_vars or {}).get("muster_cache_dir")) or paths.cache_dir(os.environ)
         here, _key = cached_path(source, Path(folder))
-        # A dry run does not fetch gigabytes: what is not here yet is said to change.
+        # Check mode does not download gigabytes: a file that is missing here counts as a change.
         if self._task.check_mode and not here.exists():
             return {**result, "changed": True, "file": str(here)}
         try:

@@ -8,15 +8,15 @@ DOCUMENTATION = r"""
 ---
 name: run_record
 type: notification
-short_description: Record a run, say what it waits for, and sum it up
+short_description: Record a run, show what it waits for, and summarise it
 version_added: 0.1.0
 author:
   - The Muster developers (@muster-fleet)
 description:
-  - Says every 15 seconds (O(patience)) for which task and hosts the run still waits.
+  - Prints every 15 seconds (O(patience)) for which task and hosts the run waits.
   - Writes C(events.jsonl) and C(failures.log) into the run folder, and at the end the report (C(report.json), C(report.html)) with
     the time that each role took and a summary of ten lines. A failed run has a report as well.
-  - The run folder is the one that a task announces by returning C(muster_run_dir). Where none does, nothing is written or summed up.
+  - A task announces the run folder by returning C(muster_run_dir). Without one the callback writes and prints nothing.
   - Of a task's result it takes C(muster_checks) (a list of check records) and C(muster_message) (a line for the summary); of a failed one
     what the tool said (C(msg), C(rc), C(stdout), C(stderr)), and neither where C(no_log) hides it. Arguments are never written.
 options:
@@ -41,12 +41,12 @@ from pathlib import Path
 from ansible import constants as C
 from ansible.plugins.callback import CallbackBase
 
-from ansible_collections.muster.fleet.plugins.module_utils.report import duration, summary, write_report
-from ansible_collections.muster.fleet.plugins.module_utils.run_record import Recorder, place_of
+from ansible_collections.muster.fleet.plugins.module_utils.report.document import duration, summary, write_report
+from ansible_collections.muster.fleet.plugins.module_utils.report.run_record import Recorder, role_and_phase
 
 
 def lineage(task):
-    """Yield what place_of wants to know of TASK and of all it was included from."""
+    """Yield the arguments of role_and_phase for TASK and all that included it."""
     node = task
     while node is not None:
         role = getattr(node, "_role", None)
@@ -72,7 +72,7 @@ class CallbackModule(CallbackBase):
     def v2_playbook_on_start(self, playbook):
         self.recorder.patience = self.get_option("patience")
         self.recorder.start(os.path.basename(playbook._file_name), sys.argv)
-        # Ansible takes the display's lock before it forks, so a line from this thread cannot leave a worker with a held lock.
+        # Ansible takes the display's lock before it forks, so that a line from this thread leaves no worker with a held lock.
         threading.Thread(target=self._tell, name="run_record", daemon=True).start()
 
     def _tell(self):
@@ -81,7 +81,7 @@ class CallbackModule(CallbackBase):
                 self._display.display(line, color=C.COLOR_VERBOSE)
 
     def v2_playbook_on_task_start(self, task, is_conditional):
-        role, phase = place_of(lineage(task))
+        role, phase = role_and_phase(lineage(task))
         self.recorder.task(task._uuid, role, phase, task.name or task.get_name(), os.path.relpath(file_of(task)), action=task.action)
 
     def v2_playbook_on_handler_task_start(self, task):

@@ -28,10 +28,10 @@ from ansible.errors import AnsibleError
 from ansible.plugins.callback import CallbackBase
 from ansible.plugins.loader import action_loader, connection_loader, filter_loader, lookup_loader, shell_loader, test_loader
 
-# One of a file or a collection brings all of it.
+# Loading one plugin of a file or collection loads all of them.
 FILTERS = ["ansible.builtin.%s" % name for name in ("default", "b64decode", "log", "urldecode", "urlsplit")] + ["muster.fleet.components"]
 TESTS = ["ansible.builtin.%s" % name for name in ("defined", "match", "file", "subset", "uri")]
-LOOKUPS = ["ansible.builtin.file", "ansible.builtin.vars", "muster.fleet.place", "muster.fleet.role_inputs", "muster.fleet.stack"]
+LOOKUPS = ["ansible.builtin.file", "ansible.builtin.vars", "muster.fleet.path", "muster.fleet.role_inputs", "muster.fleet.stack"]
 
 
 class CallbackModule(CallbackBase):
@@ -56,9 +56,9 @@ class CallbackModule(CallbackBase):
             if isinstance(name, str) and "{{" not in name:
                 try:
                     found = loader.path_dwim_relative_stack(play.get_search_path(), "vars", name)
-                    loader.load_from_file(found, unsafe=True, trusted_as_template=True)  # keeps it for the next who asks
+                    loader.load_from_file(found, unsafe=True, trusted_as_template=True)  # the loader keeps it for the next caller
                 except AnsibleError:
-                    continue  # Ansible itself says what is wrong with it, where it needs it
-        # What is here now stays: the collector of a worker neither visits it nor copies its pages.
+                    continue  # Ansible reports the error itself when it needs the file
+        # A worker's garbage collector must not visit these objects, or the kernel would copy their pages.
         gc.collect()
         gc.freeze()

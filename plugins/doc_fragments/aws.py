@@ -5,7 +5,7 @@ from __future__ import annotations
 
 
 class ModuleDocFragment:
-    """How a module reaches AWS; the arguments are in plugins/module_utils/aws.py."""
+    """The options by which a module reaches AWS; the arguments are in plugins/module_utils/aws/accounts.py."""
 
     DOCUMENTATION = r"""
 options:

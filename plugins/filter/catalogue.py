@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from ansible.errors import AnsibleFilterError
 
-from ansible_collections.muster.fleet.plugins.module_utils import catalogue as logic
-from ansible_collections.muster.fleet.plugins.module_utils import slurm_conf
+from ansible_collections.muster.fleet.plugins.module_utils.hardware import catalogue as logic
+from ansible_collections.muster.fleet.plugins.module_utils.slurm import conf as slurm_conf
 
 
 def clear(function):
-    """Turn the logic's one sentence into the error that Ansible shows."""
+    """Turn the sentence of a CatalogueError into Ansible's error."""
 
     def wrapped(*args, **kwargs):
         try:
@@ -22,7 +22,7 @@ def clear(function):
 
 
 class FilterModule:
-    """What derives from the catalogue of instance types."""
+    """Filters that derive from the catalogue of instance types."""
 
     def filters(self):
         return {

@@ -16,8 +16,9 @@ options:
     elements: str
     required: true
   table:
-    description: Component to groups.
-    type: dict
+    description: The entries of C(component_table), see C(playbooks/vars/components.yml).
+    type: list
+    elements: dict
     required: true
   only:
     description: Exactly these components, for a host, a group or an image that names what it wants.
@@ -26,7 +27,7 @@ options:
 """
 
 EXAMPLES = r"""
-names: "{{ group_names | muster.fleet.components(muster_component_groups, muster_components) }}"
+names: "{{ group_names | muster.fleet.components(component_table, muster_components) }}"
 """
 
 RETURN = r"""
@@ -40,12 +41,16 @@ from ansible.errors import AnsibleFilterError
 
 
 def components(group_names, table, only=()):
-    unknown = sorted(set(only) - set(table))
+    known = [entry["name"] for entry in table]
+    unknown = sorted(set(only) - set(known))
     if unknown:
-        raise AnsibleFilterError(f"muster_components names {unknown[0]}, which is no component; there are {', '.join(table)}.")
-    if only:
-        return [name for name in table if name in only]
-    return [name for name, groups in table.items() if "all" in groups or set(groups) & set(group_names)]
+        raise AnsibleFilterError(f"muster_components names {unknown[0]}, which is no component; there are {', '.join(known)}.")
+
+    def carried(entry):
+        groups = entry.get("groups", [])
+        return entry["name"] in only if only else "all" in groups or set(groups) & set(group_names)
+
+    return [entry["name"] for entry in table if carried(entry) and entry.get("when", True)]
 
 
 class FilterModule:

@@ -41,7 +41,7 @@ _value:
   type: dict
 """
 
-from ansible_collections.muster.fleet.plugins.module_utils.container_plan import plan
+from ansible_collections.muster.fleet.plugins.module_utils.stack.container_plan import plan
 
 
 class FilterModule:

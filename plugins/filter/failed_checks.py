@@ -29,12 +29,12 @@ sentences: "{{ ansible_facts | muster.fleet.failed_checks(muster_allow_not_run) 
 
 RETURN = r"""
 _value:
-  description: One sentence a failing check.
+  description: One sentence for each failing check.
   type: list
   elements: str
 """
 
-from ansible_collections.muster.fleet.plugins.module_utils.check import failing, sentence
+from ansible_collections.muster.fleet.plugins.module_utils.node.check import failing, sentence
 
 
 def failed_checks(facts, allow_not_run=()):

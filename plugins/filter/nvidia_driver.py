@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from ansible.errors import AnsibleFilterError
 
-from ansible_collections.muster.fleet.plugins.module_utils import catalogue
-from ansible_collections.muster.fleet.plugins.module_utils import nvidia_driver as logic
+from ansible_collections.muster.fleet.plugins.module_utils.hardware import catalogue
+from ansible_collections.muster.fleet.plugins.module_utils.hardware import nvidia_driver as logic
 
 
 def nvidia_driver(source, version, modules, system, *, instance_type="", options=()):
-    """What is installed of the driver, from where it comes."""
+    """The driver's packages and their source."""
     try:
         kind = catalogue.instance_type(instance_type) if instance_type else None
         chosen = logic.kernel_modules(modules, version, kind)
@@ -21,7 +21,7 @@ def nvidia_driver(source, version, modules, system, *, instance_type="", options
 
 
 class FilterModule:
-    """What NVIDIA's driver needs on a node."""
+    """Filters of the role nvidia_driver."""
 
     def filters(self):
         return {"nvidia_driver": nvidia_driver}

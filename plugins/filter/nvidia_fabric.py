@@ -6,12 +6,12 @@ from __future__ import annotations
 from ansible.errors import AnsibleFilterError
 
 from ansible_collections.muster.fleet.plugins.filter.stack import stack_source
-from ansible_collections.muster.fleet.plugins.module_utils import catalogue
-from ansible_collections.muster.fleet.plugins.module_utils import nvidia_fabric as logic
+from ansible_collections.muster.fleet.plugins.module_utils.hardware import catalogue
+from ansible_collections.muster.fleet.plugins.module_utils.hardware import nvidia_fabric as logic
 
 
 def nvidia_fabric(instance_type):
-    """Components that a type needs; none without a type."""
+    """The components that a type needs; none without a type."""
     try:
         return logic.components(catalogue.instance_type(instance_type)) if instance_type else []
     except catalogue.CatalogueError as error:
@@ -19,7 +19,7 @@ def nvidia_fabric(instance_type):
 
 
 def nvidia_fabric_packages(components, stack, driver, system, arch, *, mirror=""):
-    """For each component its source, names and pin, or the sentence that says why not."""
+    """The source, names and pin of each component, or an error."""
     try:
         logic.refuse_others({name: stack[name]["version"] for name in components if name in stack}, driver)
     except logic.FabricError as error:
@@ -33,7 +33,7 @@ def nvidia_fabric_packages(components, stack, driver, system, arch, *, mirror=""
 
 
 class FilterModule:
-    """What NVSwitch needs on a node."""
+    """Filters of the role nvidia_fabric."""
 
     def filters(self):
         return {"nvidia_fabric": nvidia_fabric, "nvidia_fabric_packages": nvidia_fabric_packages}

@@ -5,16 +5,16 @@ from __future__ import annotations
 
 from ansible.errors import AnsibleFilterError
 
-from ansible_collections.muster.fleet.plugins.module_utils import catalogue
-from ansible_collections.muster.fleet.plugins.module_utils import nccl_env as environment
-from ansible_collections.muster.fleet.plugins.module_utils import stack as logic
+from ansible_collections.muster.fleet.plugins.module_utils.hardware import catalogue
+from ansible_collections.muster.fleet.plugins.module_utils.hardware import nccl_env as environment
+from ansible_collections.muster.fleet.plugins.module_utils.stack import document as logic
 from ansible_collections.muster.fleet.plugins.plugin_utils import stack_files
 
 
 def stack_source(stack, component, system, arch, mirror=""):
-    """Where the component comes from, or the sentence that says why not."""
+    """The source of a component; fails with the sentence that says why it has none."""
     try:
-        logic.validate({key: value for key, value in stack.items() if key != "sha256"})
+        logic.validate({key: value for key, value in stack.items() if key != "sha256"}, stack_files.known())
     except logic.StackError as error:
         raise AnsibleFilterError(str(error)) from error
     said = logic.refusal(stack, component, system, arch)
@@ -29,7 +29,7 @@ def stack_refusals(stack, components, system, arch):
 
 
 def stack_faults(names):
-    """One sentence for each name that is no stack."""
+    """One sentence for each stack that is missing or invalid."""
     said = []
     for name in dict.fromkeys(names):
         try:

@@ -3,11 +3,11 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 from __future__ import annotations
 
-from ansible_collections.muster.fleet.plugins.module_utils import storage as logic
+from ansible_collections.muster.fleet.plugins.module_utils.node import storage as logic
 
 
 def storage_faults(variables, servers):
-    """The faults, when somebody serves at all."""
+    """The faults, when the fleet has a server."""
     options = {name: variables.get(f"storage_{name}") for name in ("path", "nconnect")}
     return logic.faults(servers, options) if servers else []
 

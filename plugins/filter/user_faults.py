@@ -5,11 +5,11 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: user_faults
-short_description: What is wrong with the users of a fleet
+short_description: The faults of a fleet's users
 version_added: 0.2.0
 author: The Muster developers (@muster-fleet)
 description:
-  - Looks at C(slurm_users) and at the directory that C(users_*) describe, before anything is changed on a node.
+  - Checks C(slurm_users) and the directory that C(users_*) describe, before anything changes on a node.
   - Reads the CA's file and the reference to the secret on the Ansible controller.
 options:
   _input:
@@ -17,7 +17,7 @@ options:
     type: dict
     required: true
   secrets:
-    description: Folder that relative references to secrets lie in.
+    description: The folder of relative references to secrets.
     type: path
     required: true
 """
@@ -28,14 +28,14 @@ sentences: "{{ hostvars['controller-1'] | muster.fleet.user_faults('/srv/fleet/s
 
 RETURN = r"""
 _value:
-  description: One sentence a fault.
+  description: One sentence for each fault.
   type: list
   elements: str
 """
 
 import os
 
-from ansible_collections.muster.fleet.plugins.module_utils.users import directory_faults, list_faults
+from ansible_collections.muster.fleet.plugins.module_utils.node.users import directory_faults, list_faults
 
 DIRECTORY = ("servers", "base", "ca", "bind_dn", "bind_secret", "groups")
 

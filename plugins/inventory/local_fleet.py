@@ -11,7 +11,7 @@ author:
   - The Muster developers (@muster-fleet)
 description:
   - Gives the nodes of the local fleet that M(muster.fleet.node_container) brings up, with their addresses, keys and groups.
-  - While the fleet is up its nodes come from its state folder, before that from the options, so that the hosts are known at any time.
+  - While the fleet is up its nodes come from its state folder, and before that from the options, so that the hosts are always known.
   - All hosts get C(muster_fleet), the options as the dictionary C(muster_local), and C(muster_local_engine) once the fleet is up.
 options:
   plugin:
@@ -24,15 +24,15 @@ options:
     type: str
     default: local
   controllers:
-    description: Controllers. The first is Slurm's primary, the others stand by.
+    description: Number of controllers. The first is Slurm's primary, the others are its backups.
     type: int
     default: 1
   compute:
-    description: Compute nodes of a fleet that is not up yet.
+    description: Number of compute nodes of a fleet that is not up yet.
     type: int
     default: 2
   login:
-    description: Login nodes.
+    description: Number of login nodes.
     type: int
     default: 0
   cpus:
@@ -48,12 +48,12 @@ options:
     type: dict
     default: {}
   mounts:
-    description: Further folders of each node, as C(SOURCE:TARGET).
+    description: More folders of each node, as C(SOURCE:TARGET).
     type: list
     elements: str
     default: []
   nodes:
-    description: By node name, what differs in C(cpus), C(memory), C(tmpfs) or C(mounts).
+    description: Other C(cpus), C(memory), C(tmpfs) or C(mounts) by node name.
     type: dict
     default: {}
   release:
@@ -61,11 +61,11 @@ options:
     type: str
     default: trixie
   mirror:
-    description: The Debian mirror the nodes' image is made from. Without it, that of mmdebstrap.
+    description: The Debian mirror for the nodes' image. By default that of mmdebstrap.
     type: str
     default: ""
   reference:
-    description: A ready image to use instead of one made here.
+    description: A ready image, instead of one that is built here.
     type: str
     default: ""
   engine:
@@ -85,7 +85,6 @@ plugin: muster.fleet.local_fleet
 #   compute-1: {memory: 4g}
 """
 
-import difflib
 import os
 
 from ansible.errors import AnsibleError
@@ -93,9 +92,11 @@ from ansible.plugins.inventory import BaseInventoryPlugin
 from ansible.template import trust_as_template
 from ansible.utils.vars import load_extra_vars
 
-from ansible_collections.muster.fleet.plugins.module_utils.container_engine import NodeContainerError
-from ansible_collections.muster.fleet.plugins.module_utils.node_container import layout_nodes, read_record
-from ansible_collections.muster.fleet.plugins.module_utils.places import state_dir
+from ansible_collections.muster.fleet.plugins.module_utils.basics import closest
+from ansible_collections.muster.fleet.plugins.module_utils.containers.engine import NodeContainerError
+from ansible_collections.muster.fleet.plugins.module_utils.containers.plan import layout_nodes
+from ansible_collections.muster.fleet.plugins.module_utils.containers.state import read_record
+from ansible_collections.muster.fleet.plugins.module_utils.paths import state_dir
 
 GROUPS = ("muster_controller", "muster_compute", "muster_login")
 OPTIONS = ("controllers", "compute", "login", "cpus", "memory", "tmpfs", "mounts", "nodes", "release", "mirror", "reference", "engine")
@@ -116,14 +117,14 @@ class InventoryModule(BaseInventoryPlugin):
         try:
             self._fill(loader, path)
         except (NodeContainerError, ValueError, AnsibleError) as error:
-            # To an error of a plugin Ansible adds what all other plugins think of the file, and then goes on without hosts.
+            # After an error of a plugin Ansible would try all other plugins, print their errors too, and continue without hosts.
             raise SystemExit(f"{path}: {error}") from error
 
     def _fill(self, loader, path):
         unknown = sorted(set(self._read_config_data(path)) - {"plugin", "fleet", *OPTIONS})
         if unknown:
-            near = difflib.get_close_matches(unknown[0], ["fleet", *OPTIONS], n=1, cutoff=0)
-            raise ValueError(f"unknown option {unknown[0]}, the nearest is {near[0]}.")
+            near = closest(unknown[0], ["fleet", *OPTIONS], cutoff=0)
+            raise ValueError(f"unknown option {unknown[0]}; the nearest is {near[0]}.")
         fleet = load_extra_vars(loader).get("muster_fleet") or self.templar.template(self.get_option("fleet"))
         layout = {name: self.get_option(name) for name in OPTIONS}
         state = state_dir(fleet, os.environ)
@@ -143,7 +144,7 @@ class InventoryModule(BaseInventoryPlugin):
 
 
 def trusted(value):
-    """Mark text as trusted: other text has a form of its own in ansible-inventory's JSON, which testinfra does not read."""
+    """Mark text as trusted: ansible-inventory prints other text in a form that testinfra does not read."""
     if isinstance(value, dict):
         return {key: trusted(each) for key, each in value.items()}
     if isinstance(value, list):
@@ -152,10 +153,10 @@ def trusted(value):
 
 
 def host_variables(node, state, record):
-    """How Ansible reaches a node, and what it is; as long as the fleet is not up, what is known."""
+    """How Ansible reaches a node, and the node's size when the fleet is up."""
     variables = {
         "ansible_user": "root",
-        "ansible_become": False,  # it is root already, and sudo would cost a quarter of every task's time
+        "ansible_become": False,  # it is root already, and sudo would add a quarter to every task's time
         "ansible_ssh_private_key_file": str(state / "ssh" / "id_ed25519"),
         "ansible_ssh_common_args": f"-o UserKnownHostsFile={state}/ssh/known_hosts -o IdentitiesOnly=yes",
         "ansible_python_interpreter": "/usr/bin/python3",

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: role_inputs
-short_description: SHA-256 over everything that a role's install depends on
+short_description: The SHA-256 of everything on which a role's install depends
 version_added: 0.1.0
 author: The Muster developers (@muster-fleet)
 description:
   - Hashes the values of the variables that the role's C(install) entry point declares in C(meta/argument_specs.yml),
     the role's task, template, variable and file contents that the install phase may read, and the host's distribution and architecture.
-  - Counts what the stack says of the components that the variable C(phases_components) names as well, but not the mirror of it.
-  - Two hosts with the same digest would get the same install.
+  - Also hashes the stack's entries of the components in the variable C(phases_components), but not their mirror.
+  - Hosts with the same digest get the same install.
 options:
   _terms:
     description: Name of the role.
@@ -38,9 +38,9 @@ import yaml
 from ansible.errors import AnsibleLookupError
 from ansible.plugins.lookup import LookupBase
 
-from ansible_collections.muster.fleet.plugins.module_utils.stack import source_of
+from ansible_collections.muster.fleet.plugins.module_utils.stack.document import source_of
 
-# configure and verify files may change without a new install.
+# Files of configure and verify may change without a new install.
 SKIPPED_TASKS = ("configure", "verify")
 FOLDERS = ("tasks", "vars", "templates", "files")
 FACTS = ("distribution", "distribution_major_version", "architecture")
@@ -66,7 +66,7 @@ def file_digests(folder):
 
 
 def stack_part(stack, name, system, arch):
-    """What a stack says of a component on one system, and of the one that brings it."""
+    """The stack's entry of a component on one system, and of the component that includes it."""
     source = source_of(stack, name, system, arch) or {}
     said = {key: value for key, value in stack.get(name, {}).items() if key != "sources"}
     bringer = source.get("bundled_in")

@@ -5,18 +5,18 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: secret
-short_description: The text that a reference to a secret stands for
+short_description: The text of a secret, from a reference to it
 version_added: 0.2.0
 author: The Muster developers (@muster-fleet)
 description:
-  - Inventories hold references; the secrets themselves lie in files on the Ansible controller or in its environment.
-  - C(file:PATH) is the one line of a file, C(env:NAME) the value of an environment variable.
+  - Inventories have references; the secrets are in files on the Ansible controller or in its environment.
+  - C(file:PATH) is the only line of a file, C(env:NAME) is the value of an environment variable.
 options:
   _terms:
     description: References.
     required: true
   folder:
-    description: Folder that a relative PATH lies in. Without it, C(secrets) in the fleet's state folder.
+    description: The folder of a relative PATH. Without it, C(secrets) in the fleet's state folder.
     type: path
 """
 
@@ -36,8 +36,8 @@ import os
 from ansible.errors import AnsibleLookupError
 from ansible.plugins.lookup import LookupBase
 
-from ansible_collections.muster.fleet.plugins.lookup import place
-from ansible_collections.muster.fleet.plugins.module_utils import users
+from ansible_collections.muster.fleet.plugins.lookup import path
+from ansible_collections.muster.fleet.plugins.module_utils.node import users
 
 
 class LookupModule(LookupBase):
@@ -46,7 +46,7 @@ class LookupModule(LookupBase):
     def run(self, terms, variables=None, **kwargs):
         folder = kwargs.get("folder")
         if not folder:
-            folder = os.path.join(place.LookupModule(self._loader, self._templar).run(["state"], variables)[0], "secrets")
+            folder = os.path.join(path.LookupModule(self._loader, self._templar).run(["state"], variables)[0], "secrets")
         try:
             return [users.secret(term, folder, os.environ) for term in terms]
         except users.UsersError as error:

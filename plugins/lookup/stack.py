@@ -31,7 +31,7 @@ _raw:
 from ansible.errors import AnsibleLookupError
 from ansible.plugins.lookup import LookupBase
 
-from ansible_collections.muster.fleet.plugins.module_utils.stack import StackError
+from ansible_collections.muster.fleet.plugins.module_utils.stack.document import StackError
 from ansible_collections.muster.fleet.plugins.plugin_utils import stack_files
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: tree_sha256
-short_description: SHA-256 over the files of a folder on the controller
+short_description: The SHA-256 of the files of a folder on the controller
 version_added: 0.1.0
 author: The Muster developers (@muster-fleet)
 description:
   - Hashes names and contents of all files below a folder, in a fixed order; caches and tests are left out.
-  - A relative path counts from the collection's own folder, so an inventory anywhere can name what lies in a role.
+  - A relative path begins at the collection's folder, so that any inventory can name files of a role.
 options:
   _terms:
     description: Path of the folder.
@@ -37,14 +37,14 @@ from ansible.plugins.lookup import LookupBase
 LEFT_OUT = ("__pycache__", "tests", "dist", "build")
 
 
-# Behind the links that make a checkout a collection.
+# Resolve the links that make a checkout a collection.
 COLLECTION = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
 
 
 def digest(folder):
     folder = os.path.join(COLLECTION, folder)
     if not os.path.isdir(folder):
-        raise AnsibleLookupError(f"The folder {folder} does not exist.")
+        raise AnsibleLookupError(f"The folder {folder} does not exist; give a folder on this machine or in the collection.")
     total = hashlib.sha256()
     for root, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if name not in LEFT_OUT and not name.startswith("."))

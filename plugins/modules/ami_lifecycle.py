@@ -13,7 +13,7 @@ description:
     deprecation and names each region's in a parameter of Systems Manager. What is not asked for stays as it is.
   - With O(state=retired) deregisters an AMI and deletes its snapshots, or those of a family beyond the newest O(keep). One that a launch
     template, an Auto Scaling group, an instance or a parameter of the region uses is not retired.
-  - Everything is looked at before anything is changed.
+  - Reads and checks everything before it changes anything.
 author:
   - The Muster developers (@muster-fleet)
 extends_documentation_fragment:
@@ -23,11 +23,11 @@ options:
     description: The AMI.
     type: str
   family:
-    description: The account's own AMIs that belong together. With O(state=present) the newest of them is meant.
+    description: A family of the account's own AMIs. With O(state=present) the module uses the newest.
     type: dict
     suboptions:
       name:
-        description: Their name, with V(*) for what differs.
+        description: Their name, with V(*) for the part that differs.
         type: str
         default: ""
       tags:
@@ -35,13 +35,13 @@ options:
         type: dict
         default: {}
   state:
-    description: Whether the AMI is to be used or to go.
+    description: Whether to publish the AMI or to retire it.
     type: str
     choices: [present, retired]
     default: present
   share_accounts:
     description:
-      - The numbers of all accounts that may launch it. Others lose the right, and so does everybody where it was public.
+      - The numbers of all accounts that may launch it. All others lose the right, also the public.
       - An encrypted AMI also needs a key policy that lets them use its KMS key, which cannot be the one that AWS manages.
     type: list
     elements: str
@@ -50,7 +50,7 @@ options:
     type: list
     elements: str
   copy_to:
-    description: Regions that are to have a copy of the same name and tags. Copies are always encrypted.
+    description: Regions that get a copy of the same name and tags. Copies are always encrypted.
     type: list
     elements: dict
     default: []
@@ -63,13 +63,13 @@ options:
         description: Id, ARN or alias of a KMS key there. Without it the account's default key for EBS.
         type: str
   deprecate_at:
-    description: Date after which it is not shown to others any more, such as V(2027-06-30); V("") takes the date away.
+    description: Date after which others no longer see it, such as V(2027-06-30); V("") removes the date.
     type: str
   ssm_parameter:
     description: Name of a parameter of Systems Manager that gets the id of the AMI, in each region of its copy.
     type: str
   keep:
-    description: With O(state=retired) and O(family) how many of the newest stay, used or not.
+    description: With O(state=retired) and O(family), how many of the newest stay, in use or not.
     type: int
   wait_timeout:
     description: Seconds to wait for copies.
@@ -77,7 +77,7 @@ options:
     default: 3600
 attributes:
   check_mode:
-    description: Says what would be changed; what AWS would refuse only then is not seen.
+    description: Reports the changes, but not whether AWS would refuse them.
     support: full
   diff_mode:
     description: Shows shares, copies, dates and parameters.
@@ -85,7 +85,7 @@ attributes:
 """
 
 EXAMPLES = r"""
-- name: Hand the newest image of the family out
+- name: Publish the newest image of the family
   muster.fleet.ami_lifecycle:
     region: us-east-1
     family:
@@ -98,7 +98,7 @@ EXAMPLES = r"""
     deprecate_at: "2027-06-30"
     ssm_parameter: /muster/ami/slurm-gpu
 
-- name: Keep three of the family, and those that are in use
+- name: Keep three of the family, and all that are in use
   muster.fleet.ami_lifecycle:
     region: us-east-1
     family:
@@ -117,16 +117,16 @@ EXAMPLES = r"""
 
 RETURN = r"""
 images:
-  description: The AMI's id by region; in check mode a copy that is not there yet is empty.
+  description: The AMI's id by region; in check mode the id of a new copy is empty.
   returned: with O(state=present)
   type: dict
 retired:
-  description: The AMIs that are gone, or would be.
+  description: The AMIs that were retired, or would be.
   returned: with O(state=retired)
   type: list
   elements: str
 in_use:
-  description: Of the AMIs beyond O(keep) those that stay, with what uses them.
+  description: The AMIs beyond O(keep) that stay, each with its users.
   returned: with O(state=retired)
   type: dict
 """
@@ -135,8 +135,8 @@ import datetime
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.muster.fleet.plugins.module_utils import ami
-from ansible_collections.muster.fleet.plugins.module_utils.aws import ARGUMENTS, Accounts, AwsError, Region
+from ansible_collections.muster.fleet.plugins.module_utils.aws import ami
+from ansible_collections.muster.fleet.plugins.module_utils.aws.accounts import ARGUMENTS, Accounts, AwsError, Region
 
 NO_KEY = ("NotFoundException", "InvalidArnException")
 
@@ -148,7 +148,7 @@ def family(region, wanted):
 
 
 def chosen(region, options):
-    """The AMI that is meant."""
+    """The AMI that the options name."""
     if options["family"]:
         found = family(region, options["family"])
         if not found:
@@ -159,32 +159,32 @@ def chosen(region, options):
 
 
 def check_key(region, key):
-    """Refuse a KMS key with which no copy could be made; a copy fails minutes later, and without a word why."""
+    """Refuse a KMS key that cannot encrypt copies, because the copy would fail minutes later without a reason."""
     try:
         state = region.call("kms", "DescribeKey", KeyId=key)["KeyMetadata"]["KeyState"]
     except AwsError as error:
         if error.code not in NO_KEY:
             raise
-        raise ami.AmiError("Region %s has no KMS key %s; name one of that region." % (region.name, key)) from error
+        raise ami.AmiError("Region %s has no KMS key %s; give one of that region." % (region.name, key)) from error
     if state != "Enabled":
-        raise ami.AmiError("KMS key %s in region %s is %s; name one that is enabled." % (key, region.name, state))
+        raise ami.AmiError("KMS key %s in region %s is %s; give one that is enabled." % (key, region.name, state))
 
 
 def copy_of(region, image):
-    """The copy of an AMI in another region, None when there is none. Another AMI of its name is an error."""
+    """The copy of an AMI in another region, or None. Another AMI of its name is an error."""
     names = [{"Name": "name", "Values": [image["Name"]]}]
     for each in region.every("ec2", "DescribeImages", "Images", Owners=["self"], Filters=names):
         if ami.tags_of(each).get(ami.SOURCE) == image["ImageId"] and each["State"] != "failed":
             return each
         raise ami.AmiError(
-            "Region %s has an AMI %s called %s already, which is no copy of %s; retire it first."
+            "Region %s already has an AMI %s called %s, which is not a copy of %s; retire it first."
             % (region.name, each["ImageId"], image["Name"], image["ImageId"])
         )
     return None
 
 
 def state_of(region, image, options):
-    """What of an AMI in one region the options speak about."""
+    """The state of an AMI in one region, as far as the options mention it."""
     out = {"image": image["ImageId"] if image else ""}
     if options["share_accounts"] is not None or options["share_organizations"] is not None:
         wanted = {"ImageId": out["image"], "Attribute": "launchPermission"}
@@ -199,10 +199,10 @@ def state_of(region, image, options):
 
 
 def wanted_of(have, options):
-    """What it is to become. An AMI's id that is not known yet is empty."""
+    """The wanted state. The id of an AMI that does not exist yet is empty."""
     out = {"image": have["image"]}
     if "shared" in have:
-        # Of accounts and organisations the one that is not named stays.
+        # When only accounts or only organisations are given, the permissions of the other kind stay.
         stays = [each for each in have["shared"] if ("UserId" in each and options["share_accounts"] is None)
                  or ("UserId" not in each and "Group" not in each and options["share_organizations"] is None)]  # fmt: skip
         new = ami.permissions(options["share_accounts"] or [], options["share_organizations"] or [])
@@ -215,7 +215,7 @@ def wanted_of(have, options):
 
 
 def copy(region, image, home, key):
-    """Begin to make a copy; its id."""
+    """Start a copy and return its id."""
     tags = ami.copy_tags(image)
     more = {"KmsKeyId": key} if key else {}
     return region.call(
@@ -232,19 +232,19 @@ def copy(region, image, home, key):
 
 
 def wait(region, image_id, timeout):
-    """Until an AMI can be launched."""
+    """Wait until an AMI is available."""
     import botocore.exceptions
 
     try:
         waiter = region.client("ec2").get_waiter("image_available")
         waiter.wait(ImageIds=[image_id], WaiterConfig={"Delay": 15, "MaxAttempts": max(1, timeout // 15)})
     except botocore.exceptions.WaiterError as error:
-        said = "AMI %s in region %s is not there after %s s (%s); run again to wait on, or deregister it."
+        said = "AMI %s in region %s is not available after %s s (%s); run again to wait longer, or deregister it."
         raise ami.AmiError(said % (image_id, region.name, timeout, error)) from error
 
 
 def change(region, have, want, options):
-    """Make an AMI in one region what it is to be."""
+    """Bring an AMI in one region into its wanted state."""
     if "shared" in want:
         add, remove = ami.permission_change(have["shared"], want["shared"])
         if add or remove:
@@ -256,41 +256,41 @@ def change(region, have, want, options):
         else:
             region.call("ec2", "DisableImageDeprecation", ImageId=want["image"])
     if want.get("parameter") != have.get("parameter"):
-        # EC2 itself sees to it that the value is an AMI.
+        # With this data type Systems Manager checks that the value is an AMI.
         value = {"Name": options["ssm_parameter"], "Value": want["image"], "Type": "String", "DataType": "aws:ec2:image"}
         region.call("ssm", "PutParameter", Overwrite=True, **value)
 
 
 def present(module, accounts, home):
-    """Copies, shares, dates and parameters."""
+    """Copy and share an AMI, and set its dates and parameters."""
     options = module.params
     ami.permissions(options["share_accounts"] or [], options["share_organizations"] or [])
     ami.check_copies(options["copy_to"], home.name)
     date = ami.moment(options["deprecate_at"]) if options["deprecate_at"] else ""
     image = chosen(home, options)
     if options["copy_to"] and image["State"] != "available":
-        raise ami.AmiError("AMI %s is %s; it can be copied when it is available." % (image["ImageId"], image["State"]))
-    places = [(home, image)]
+        raise ami.AmiError("AMI %s is %s and can be copied when it is available; run again then." % (image["ImageId"], image["State"]))
+    images_by_region = [(home, image)]
     keys = {}
     for each in options["copy_to"]:
         region = Region(accounts, each["region"])
-        places.append((region, copy_of(region, image)))
+        images_by_region.append((region, copy_of(region, image)))
         keys[region.name] = each["kms_key_id"]
         if each["kms_key_id"]:
             check_key(region, each["kms_key_id"])
-    before = {region.name: state_of(region, each, options) for region, each in places}
+    before = {region.name: state_of(region, each, options) for region, each in images_by_region}
     after = {name: wanted_of(have, options) for name, have in before.items()}
     now = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:00Z")
     if date and date <= now and any(have["deprecated"] != date for have in before.values()):
-        raise ami.AmiError("Date of deprecation %s is past; give one that is to come." % date)
-    missing = [region for region, each in places if not each]
+        raise ami.AmiError("Date of deprecation %s is past; give one in the future." % date)
+    missing = [region for region, each in images_by_region if not each]
     if not module.check_mode:
         for region in missing:
             want = after[region.name]
             want["image"] = copy(region, image, home, keys[region.name])
             if "parameter" in want:
                 want["parameter"] = want["image"]
-        for region, each in places:
+        for region, each in images_by_region:
             if not each or each["State"] == "pending":
                 wait(region, after[region.name]["image"], options["wait_timeout"])
             change(region, before[region.name], after[region.name], options)
@@ -300,7 +300,7 @@ def present(module, accounts, home):
 
 
 def users_of(region):
-    """What could use an AMI, by kind; for ami.users."""
+    """Everything that may use an AMI, by kind, for ami.users."""
     out = {
         "templates": region.every("ec2", "DescribeLaunchTemplateVersions", "LaunchTemplateVersions", Versions=["$Latest", "$Default"]),
         "groups": region.every("autoscaling", "DescribeAutoScalingGroups", "AutoScalingGroups"),
@@ -323,11 +323,11 @@ def users_of(region):
 
 
 def retired(module, home):
-    """Deregister what nothing uses."""
+    """Deregister AMIs that nothing uses."""
     options = module.params
     if options["family"]:
         if not options["keep"] or options["keep"] < 1:
-            raise ami.AmiError("The family would be retired as a whole; say how many to keep.")
+            raise ami.AmiError("The whole family would be retired; set keep to the number that stays.")
         going = family(home, options["family"])[options["keep"] :]
     else:
         going = [each for each in [home.image(options["image_id"], needed=False)] if each]

@@ -6,14 +6,14 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: bundle
-short_description: Collect what explains a failing fleet, without its secrets
+short_description: Collect the logs and configuration of a failing fleet, without its secrets
 version_added: 0.2.0
 description:
-  - V(collected) writes logs, journals, configuration, versions and Slurm's own words of one node into an archive on it. A command that
+  - V(collected) writes logs, journals, configuration, versions and Slurm's answers of one node into an archive on it. A command that
     does not answer is cut and says so.
-  - V(joined) makes one archive of those of all nodes and of the newest run folder, on the Ansible controller. It names the nodes that
+  - V(joined) joins the archives of all nodes and the newest run folder into one, on the Ansible controller. It names the nodes that
     gave none.
-  - Only a fixed list of things is collected. Passwords in configuration are blanked, and the values of the node's and the fleet's keys
+  - Collects a fixed list of files and commands. Passwords in configuration are blanked, and the values of the node's and the fleet's keys
     are taken out wherever they stand.
 author:
   - The Muster developers (@muster-fleet)
@@ -44,7 +44,7 @@ options:
     elements: str
     default: []
   unreachable:
-    description: Host to the reason why it gave nothing.
+    description: Why a host gave nothing, by host name.
     type: dict
     default: {}
   run:
@@ -59,10 +59,10 @@ options:
     default: {}
 attributes:
   check_mode:
-    description: Collects and writes nothing.
+    description: Collects nothing and writes nothing.
     support: full
   diff_mode:
-    description: There is nothing to show.
+    description: The module changes nothing that a diff could show.
     support: none
 """
 
@@ -79,7 +79,7 @@ path:
   returned: success
   type: str
 nodes:
-  description: Host to V(collected) or why nothing was.
+  description: V(collected) or the reason why nothing was collected, by host name.
   returned: when O(state=joined)
   type: dict
 """
@@ -89,7 +89,7 @@ import os
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.muster.fleet.plugins.module_utils import bundle as logic
+from ansible_collections.muster.fleet.plugins.module_utils.report import bundle as logic
 
 
 def main():
@@ -116,7 +116,7 @@ def main():
     try:
         if params["state"] == "collected":
             logic.write(params["path"], logic.collect(params["cluster"], params["command_timeout"]))
-            # Ansible fetches it as the user it came as, who owns the folder it lies in.
+            # Ansible fetches the file as its remote user, who owns the folder.
             owner = os.stat(os.path.dirname(params["path"]))
             os.chown(params["path"], owner.st_uid, owner.st_gid)
         else:
@@ -133,7 +133,7 @@ def main():
             logic.write(params["path"], contents, top=os.path.basename(params["path"]).split(".")[0])
             result["nodes"] = json.loads(contents["bundle.json"])["nodes"]
     except OSError as error:
-        module.fail_json(msg="The bundle %s cannot be written: %s; make room there." % (params["path"], error.strerror))
+        module.fail_json(msg="The bundle %s cannot be written: %s; free some disk space." % (params["path"], error.strerror))
     module.exit_json(**result)
 
 

@@ -9,9 +9,9 @@ module: check
 short_description: Run a list of probes on a node and record what they found
 version_added: 0.1.0
 description:
-  - Every probe becomes one check record with status C(passed), C(failed) or C(not_run) and a remedy.
-  - All probes run and are recorded. The module itself never fails for a failed probe; the verdict is given once for all
-    components by the role C(phases), so that one bad component does not hide another.
+  - Records each probe as a check with status C(passed), C(failed) or C(not_run) and a remedy.
+  - Runs and records all probes. A failed probe never fails the module. The role C(phases) gives one verdict on all components, so
+    that one bad component does not hide another.
   - The records are returned as C(muster_checks), which the callback P(muster.fleet.run_record#callback) writes to C(events.jsonl),
     and as the fact C(muster_checks_<component>_<level>).
 author:
@@ -22,19 +22,21 @@ options:
     type: str
     required: true
   level:
-    description: What the probes need. V(image) needs no daemon and no peer, V(node) this booted host alone, V(fleet) several hosts.
+    description: What the probes need. V(image) needs no daemon and no peer, V(node) only this booted host, V(fleet) several hosts.
     type: str
     required: true
     choices: [image, node, fleet]
   checks:
     description:
-      - List of probes. Each has C(check) (its name), C(remedy) and exactly one of C(argv), C(file), C(unit), C(value).
-      - Optionally it has C(expected) (text for a person), C(not_run) (a reason not to run it; empty text runs it) and C(needs) (the
+      - List of probes. Each has C(check) (its name), C(remedy) and exactly one of C(argv), C(file), C(manifest), C(unit),
+        C(value).
+      - Optionally it has C(expected) (text for a person), C(not_run) (a reason to skip it; empty text runs it) and C(needs) (the
         name of a check before it, or several; when one did not pass, this one is C(not_run)).
       - C(argv) takes C(stdin), C(user), C(timeout) in seconds, C(rc), C(equals) or C(matches) on standard output,
         C(retries) (seconds to wait for success), and C(not_run_when), a mapping of regular expressions to reasons - a probe that
         does not pass is C(not_run) for the reason of the first expression that its output or error output has.
       - C(file) takes C(mode), C(owner), C(group), C(matches) or C(absent).
+      - C(manifest) is a component whose files and packages are compared with the manifest of the node. It has a remedy of its own.
       - C(unit) takes C(active), C(enabled) and C(retries).
       - C(value) takes C(equals) or C(matches).
     type: list
@@ -42,10 +44,10 @@ options:
     required: true
 attributes:
   check_mode:
-    description: Runs the same probes in check mode, because they change nothing.
+    description: Runs the same probes, because they change nothing.
     support: full
   diff_mode:
-    description: There is nothing to show.
+    description: The module changes nothing that a diff could show.
     support: none
 """
 
@@ -67,7 +69,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 muster_checks:
-  description: One record a probe.
+  description: One record for each probe.
   returned: always
   type: list
   elements: dict
@@ -85,7 +87,7 @@ muster_checks:
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.muster.fleet.plugins.module_utils.check import LEVELS, CheckError, run_checks, validate
+from ansible_collections.muster.fleet.plugins.module_utils.node.check import LEVELS, CheckError, run_checks, validate
 
 
 def main():

@@ -6,23 +6,23 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: check_vars
-short_description: Refuses variables that no role knows
+short_description: Refuse variables that no role knows
 version_added: 0.1.0
 author:
   - The Muster developers (@muster-fleet)
 description:
-  - Looks at the variables of all hosts of the inventory and refuses those that begin with the name of a role, or with C(muster_),
+  - Checks the variables of all hosts of the inventory and refuses those that begin with the name of a role, or with C(muster_),
     and are no option of it. The message names the nearest option.
   - A variable belongs to the role with the longest name that it begins with.
-  - Refuses values of another type than the role says as well, before any role runs. Values that contain templates are left to the role.
+  - Also refuses values of a wrong type, before any role runs. The role itself checks values that contain templates.
   - Runs on the controller, once for all hosts, and needs no connection.
 attributes:
   check_mode:
     support: full
-    description: Changes nothing at all.
+    description: Changes nothing.
   diff_mode:
     support: none
-    description: Changes nothing at all.
+    description: Changes nothing.
 options:
   roles_path:
     description: Folder of the roles whose C(meta/argument_specs.yml) count. Without it, the roles of this collection.
@@ -34,7 +34,7 @@ EXAMPLES = r"""
   hosts: localhost
   gather_facts: false
   tasks:
-    - name: Look at the variables of all hosts
+    - name: Check the variables of all hosts
       muster.fleet.check_vars:
 """
 

@@ -10,8 +10,8 @@ short_description: Write a list of whole configuration files in one call
 version_added: 0.1.0
 description:
   - Writes the files whose content, owner or mode differ, all in one round trip to the node.
-  - Every file that names C(validate) is checked in a temporary place first. When one is refused nothing is written at all.
-  - Files that only make sense together are checked together with O(validate_together), on a copy of their folder as it will be.
+  - Checks each file that has C(validate) at a temporary path first. When one is refused, nothing is written.
+  - O(validate_together) checks files that depend on each other together, on a copy of their folder with all changes.
 author:
   - The Muster developers (@muster-fleet)
 options:
@@ -47,30 +47,30 @@ options:
         elements: str
       edit:
         description:
-          - For files of somebody else, instead of O(files[].content). Command as a list that prints the file as it is to be; an item C(%s)
-            becomes the path of a copy of the file as it is. A code other than 0 refuses all files.
-          - Owner and mode stay. A file that is not there is left alone.
+          - For files that Muster does not own, instead of O(files[].content). A command as a list that prints the new file; an item C(%s)
+            becomes the path of a copy of the present file. A code other than 0 refuses all files.
+          - Owner and mode stay. A missing file stays missing.
         type: list
         elements: str
       apply:
         description:
-          - Command as a list that brings the file into force, such as a reload of what reads it. It runs when the file changed, after all
-            files are written; the same command of several files runs once.
-          - When it fails the files that named it are put back as they were, so that the next run finds them changed again.
-          - With an item C(%s), which becomes the path of a copy of the file as it will be, it runs before any file is written. When it
-            fails nothing is written, and a run that is killed in between finds the file changed again.
+          - Command as a list that activates the file, such as a reload of its daemon. It runs when the file changed, after all files
+            are written; the same command of several files runs once.
+          - When it fails, the files that have it get their old state back, so that the next run changes them again.
+          - With an item C(%s), which becomes the path of a copy of the new file, it runs before any file is written. When it fails,
+            nothing is written, and after a run that was killed in between the next run changes the file again.
         type: list
         elements: str
         version_added: 0.2.0
       state:
-        description: Whether the file is there, or with V(directory) a folder with this owner and mode, whatever is in it.
+        description: Whether the file exists; V(directory) is a folder with this owner and mode and any content.
         type: str
         choices: [present, absent, directory]
         default: present
   secrets:
     description:
-      - More files, whose contents are shown nowhere, in the diff neither. They are written together with O(files).
-      - Each is described as one of O(files), but is for its owner alone unless it has a mode.
+      - More files, whose contents are never shown, also not in the diff. They are written together with O(files).
+      - Each is described like one of O(files), but only its owner may read it unless it has a mode.
     type: list
     elements: dict
     default: []
@@ -117,7 +117,7 @@ options:
   validate_together:
     description:
       - Checks of whole folders. Each runs once when a file below its folder would change, before anything is written.
-      - What the command prints when it refuses is the reason that is shown.
+      - The output of a command that refuses is shown as the reason.
     type: list
     elements: dict
     default: []
@@ -128,8 +128,8 @@ options:
         required: true
       argv:
         description:
-          - Command as a list, with C(%s) for a copy of the folder in which O(files) are as they will be and all other files as they are.
-          - The copy is there to be changed too; it is thrown away. A code other than 0 refuses all files.
+          - Command as a list, with C(%s) for a copy of the folder in which O(files) are new and all other files are unchanged.
+          - The command may change the copy, which is deleted afterwards. A code other than 0 refuses all files.
         type: list
         elements: str
         required: true
@@ -139,7 +139,7 @@ options:
     default: true
 attributes:
   check_mode:
-    description: Says which files would change; validation runs as well.
+    description: Reports the files that would change; validation also runs.
     support: full
   diff_mode:
     description: Shows each file before and after.
@@ -201,7 +201,7 @@ def current(path):
     if not os.path.lexists(path):
         return None
     if not os.path.exists(path):
-        # A link to nowhere is not the file, but something to replace or take away.
+        # A dangling link counts as a file that differs, so that it is replaced or removed.
         return b"", -1, -1, 0
     info = os.stat(path)
     if stat.S_ISDIR(info.st_mode):
@@ -216,14 +216,14 @@ def number(module, lookup, name, what):
     try:
         return lookup(name)[2]
     except KeyError:
-        # In check mode on a new node the package that makes the user is not there yet.
+        # In check mode on a new node the package that creates the user is not installed yet.
         if module.check_mode:
             return -1
-        module.fail_json(msg="The %s %s does not exist on this node; install the package that makes it first." % (what, name))
+        module.fail_json(msg="The %s %s does not exist on this node; install the package that creates it first." % (what, name))
 
 
 def wanted(module, spec):
-    """The same tuple for what the file should be, or None for an absent one."""
+    """The same tuple for the wanted file, or None for an absent one."""
     if spec["state"] == "absent":
         return None
     uid = number(module, pwd.getpwnam, spec["owner"], "user")
@@ -232,13 +232,13 @@ def wanted(module, spec):
 
 
 def edited(module, index, spec, have):
-    """The same tuple for a file of somebody else, by what the command makes of it."""
+    """The same tuple for a file that the command of `edit` changes."""
     if have is None or not os.path.exists(spec["dest"]):
         return have
     staged = stage(module, index, have[0])
     rc, out, err = module.run_command([staged if part == "%s" else part for part in spec["edit"]], encoding=None)
     if rc != 0:
-        message = "The file %s was not edited, nothing was written: %s"
+        message = "The file %s could not be edited, nothing was written: %s"
         module.fail_json(msg=message % (spec["dest"], (err or out).decode(errors="replace").strip()))
     return (out,) + have[1:]
 
@@ -251,7 +251,7 @@ def stage(module, index, content):
 
 
 def stage_folder(module, index, folder, pending):
-    """A copy of a folder as it will be, owners and modes as well. The folder around it is closed to others, so secrets stay secret."""
+    """A copy of a folder with all changes, also of owners and modes. Only root can open the folder above it, so secrets stay secret."""
     path = os.path.join(module.tmpdir, "folder-%d" % index)
     os.makedirs(path)
     for directory, _names, names in os.walk(folder):
@@ -260,7 +260,7 @@ def stage_folder(module, index, folder, pending):
         same_rights(directory, copied)
         for name in names:
             source = os.path.join(directory, name)
-            # A socket or a pipe would be waited for; what a link names is read.
+            # Skip sockets and pipes, which would block; follow links.
             if os.path.isfile(source):
                 shutil.copyfile(source, os.path.join(copied, name))
                 same_rights(source, os.path.join(copied, name))
@@ -282,7 +282,7 @@ def below(dest, folder):
 
 
 def put(dest, want):
-    """Bring one file into its wanted state; it is replaced in one step and is never readable by others on the way."""
+    """Bring a file into its wanted state. It is replaced in one step, and others can never read it in between."""
     if want is None:
         os.unlink(dest)
         return
@@ -329,7 +329,9 @@ def main():
     for index, spec in enumerate(files + module.params["secrets"]):
         have = current(spec["dest"])
         if have and (have[0] is FOLDER) != (spec["state"] == "directory"):
-            module.fail_json(msg="%s is %s on this node; move it away." % (spec["dest"], "a folder" if have[0] is FOLDER else "no folder"))
+            module.fail_json(
+                msg="%s is %s on this node; move it elsewhere." % (spec["dest"], "a folder" if have[0] is FOLDER else "no folder")
+            )
         want = edited(module, index, spec, have) if spec["edit"] else wanted(module, spec)
         if have == want:
             continue
@@ -373,14 +375,14 @@ def main():
             try:
                 put(dest, want)
             except OSError as error:
-                module.fail_json(msg="The file %s cannot be written, it is as it was: %s." % (dest, error.strerror))
+                module.fail_json(msg="The file %s cannot be written and is unchanged: %s." % (dest, error.strerror))
         for command, befores in applied.items():
             rc, out, err = module.run_command(list(command))
             if rc != 0:
                 for dest, have in befores:
                     put(dest, have)
                 names = ", ".join(dest for dest, _have in befores)
-                module.fail_json(msg="%s failed, so %s is as it was: %s" % (" ".join(command), names, (err or out).strip()))
+                module.fail_json(msg="%s failed, so %s was restored: %s" % (" ".join(command), names, (err or out).strip()))
     module.exit_json(changed=bool(pending), changed_files=[dest for dest, _want in pending], diff=diffs)
 
 

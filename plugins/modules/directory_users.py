@@ -9,15 +9,15 @@ module: directory_users
 short_description: Give the members of a directory's groups a home and an account
 version_added: 0.2.0
 description:
-  - Reads the members of groups as the node knows them, through SSSD for those of a directory.
-  - Makes the homes that are missing and leaves the others alone.
-  - Adds the associations that Slurm's accounting database does not have yet, all users of an account in one call. None is taken away,
+  - Reads the members of groups from the node, which asks the directory through SSSD.
+  - Creates missing homes and leaves the others alone.
+  - Adds the associations that Slurm's accounting database lacks, all users of an account in one call. Removes none,
     because the history of jobs belongs to it; who leaves a group can no longer log in.
 author:
   - The Muster developers (@muster-fleet)
 options:
   groups:
-    description: Groups of the directory and the account that their members' jobs are charged to.
+    description: Groups of the directory, and the account that pays for their members' jobs.
     type: list
     elements: dict
     required: true
@@ -31,17 +31,17 @@ options:
         type: str
         required: true
   home:
-    description: Folder of the homes. Without it none is made.
+    description: The folder of the homes. Without it no home is created.
     type: path
   cluster:
-    description: ClusterName in the accounting database. Without it no association is made.
+    description: ClusterName in the accounting database. Without it no association is added.
     type: str
 attributes:
   check_mode:
-    description: Says which homes and associations would be made.
+    description: Reports the homes and associations that would be created.
     support: full
   diff_mode:
-    description: Shows one line a home and an association.
+    description: Shows a line for each home and association.
     support: full
 """
 
@@ -57,7 +57,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 added:
-  description: One line a home and an association that was made, or would be in check mode.
+  description: A line for each home and association that was created, or would be in check mode.
   returned: always
   type: list
   elements: str
@@ -69,7 +69,7 @@ import pwd
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.muster.fleet.plugins.module_utils.users import UsersError, accounts_of, missing_associations
+from ansible_collections.muster.fleet.plugins.module_utils.node.users import UsersError, accounts_of, missing_associations
 
 
 def members_of(module, name):
@@ -85,7 +85,7 @@ def members_of(module, name):
 def sacctmgr(module, *argv):
     rc, out, err = module.run_command(["sacctmgr", *argv])
     if rc != 0:
-        module.fail_json(msg="sacctmgr %s failed, bring slurmdbd up first: %s" % (argv[-1], (err or out).strip()))
+        module.fail_json(msg="sacctmgr %s failed, start slurmdbd first: %s" % (argv[-1], (err or out).strip()))
     return out
 
 
@@ -105,7 +105,7 @@ def main():
     )
     home, cluster = module.params["home"], module.params["cluster"]
     if not module.check_mode:
-        # What SSSD has cached may be older than a member that was added a minute ago. A directory that is down leaves the cache in use.
+        # SSSD's cache may lack a member that was added a minute ago. When the directory is down, the cache stays in use.
         module.run_command(["sss_cache", "--everything"])
     members = {group["name"]: members_of(module, group["name"]) for group in module.params["groups"]}
     accounts = accounts_of(module.params["groups"], members)
@@ -131,7 +131,7 @@ def main():
         for name in homes:
             path = os.path.join(home, name)
             os.makedirs(path, mode=0o755, exist_ok=True)
-            # The folder is its user's before it is open to anybody, also when the run is killed in between.
+            # Give the folder to its user before opening it to others, also for a run that is killed in between.
             os.chmod(path, 0o700)
             os.chown(path, people[name].pw_uid, people[name].pw_gid)
         for account, names in missing.items():

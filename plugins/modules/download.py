@@ -6,26 +6,26 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: download
-short_description: Bring a download of the stack to a node, checked
+short_description: Copy a verified download of the stack to a node
 version_added: 0.2.0
 author:
   - The Muster developers (@muster-fleet)
 description:
-  - The controller fetches the file into its cache, where it is kept by its sum, and copies it to the node when it differs.
-  - Hosts and playbooks that want the same file fetch it once. What is cut or answers with 5xx is tried again.
-  - The SHA-256 is compared, or the signature and the fingerprint of its key. What is not good is removed and named.
+  - The controller downloads the file into its cache, where its name is its checksum, and copies it to the node when it differs.
+  - Hosts and playbooks that need the same file download it once. An interrupted download or an answer 5xx is tried again.
+  - Compares the SHA-256, or checks the signature and the fingerprint of its key. Removes a file that fails and names it.
 attributes:
   check_mode:
-    description: Fetches nothing; what is not in the cache yet would change.
+    description: Downloads nothing; a file that is not in the cache counts as a change.
     support: full
   diff_mode:
-    description: As the module M(ansible.builtin.copy) does it.
+    description: As the module M(ansible.builtin.copy).
     support: full
 options:
   source:
     description:
       - The source as P(muster.fleet.stack_source#filter) gives it.
-      - Of a C(repository) the key is brought, as text and without other keys of the same file.
+      - Of a C(repository) the key is copied, as text and without other keys of the same file.
     type: dict
     required: true
   dest:

@@ -10,16 +10,16 @@ short_description: The EFA devices of a host, and how they differ from its insta
 version_added: 0.1.0
 description:
   - Reads C(/sys/class/infiniband), C(fi_info -p efa), the version of the kernel's module and the record of the EFA installer.
-  - Which network card a device is on is in the metadata of the instance alone. It is asked only where there is an EFA device.
-  - A host without EFA has none, which is no error; RV(ignore:reason) says so.
+  - The instance's metadata say on which network card a device is. They are read only when there is an EFA device.
+  - A host without EFA is not an error; RV(ignore:reason) names it.
 author:
   - The Muster developers (@muster-fleet)
 options:
   instance_type:
-    description: The type that the host should be, from the catalogue.
+    description: The host's instance type in the catalogue.
     type: str
   metadata_url:
-    description: Where the instance's metadata are; empty not to ask.
+    description: The address of the instance's metadata; empty to skip them.
     type: str
     default: http://169.254.169.254
 attributes:
@@ -27,7 +27,7 @@ attributes:
     description: Reads only.
     support: full
   diff_mode:
-    description: There is nothing to show.
+    description: The module changes nothing that a diff could show.
     support: none
 """
 
@@ -49,13 +49,13 @@ efa:
     - For each of C(devices) its name, PCI device and address, port state, MAC address, peer-to-peer provider and network card.
   returned: success
   type: dict
-problems:
-  description: Sentences that name what was expected and what was found; none when all is as the type should be.
+faults:
+  description: Sentences with what was expected and found; none when the host fits its type.
   returned: success
   type: list
   elements: str
 reason:
-  description: Why there is nothing to read, empty when there is.
+  description: Why there is nothing to read, or empty.
   returned: success
   type: str
 """
@@ -63,13 +63,13 @@ reason:
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.urls import open_url
 
-from ansible_collections.muster.fleet.plugins.module_utils import catalogue, efa
+from ansible_collections.muster.fleet.plugins.module_utils.hardware import catalogue, efa
 
-PLACES = ["/opt/amazon/efa/bin"]
+PATHS = ["/opt/amazon/efa/bin"]
 
 
 def network_cards(url, macs):
-    """{MAC address: network card} from the instance's metadata; without those that it does not know."""
+    """{MAC address: network card} from the instance's metadata; addresses that these lack are left out."""
     cards = {}
     try:
         headers = {"X-aws-ec2-metadata-token-ttl-seconds": "60"}
@@ -100,17 +100,17 @@ def main():
     if macs and module.params["metadata_url"]:
         devices = efa.with_cards(devices, network_cards(module.params["metadata_url"].rstrip("/"), macs))
     infos, said = None, ""
-    tool = module.get_bin_path("fi_info", opt_dirs=PLACES)
+    tool = module.get_bin_path("fi_info", opt_dirs=PATHS)
     if tool:
         rc, out, err = module.run_command([tool, "-p", "efa"])
-        # It fails with "No data available" where there is no device.
+        # It fails with "No data available" when there is no device.
         infos = efa.parse_fi_info(out) if rc == 0 else []
         rc, said, err = module.run_command([tool, "--version"])
     found = efa.facts(devices, infos, efa.versions(fi_info=said))
     reason = "" if devices else "This host has no EFA device in /sys/class/infiniband."
     if devices and not tool:
         reason = "This host has no fi_info, so libfabric was not asked."
-    module.exit_json(changed=False, ansible_facts={"muster_efa": found}, efa=found, problems=efa.problems(found, have), reason=reason)
+    module.exit_json(changed=False, ansible_facts={"muster_efa": found}, efa=found, faults=efa.faults(found, have), reason=reason)
 
 
 if __name__ == "__main__":

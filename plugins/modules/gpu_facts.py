@@ -9,20 +9,20 @@ module: gpu_facts
 short_description: The GPUs of a host, and how they differ from its instance type
 version_added: 0.1.0
 description:
-  - Reads the PCI bus, C(nvidia-smi -q -x) and C(nvidia-smi nvlink -s). Without a driver the bus alone is known.
-  - A host without a GPU has none, which is no error; RV(ignore:reason) says so.
+  - Reads the PCI bus, C(nvidia-smi -q -x) and C(nvidia-smi nvlink -s). Without a driver it reads only the bus.
+  - A host without a GPU is not an error; RV(ignore:reason) names it.
 author:
   - The Muster developers (@muster-fleet)
 options:
   instance_type:
-    description: The type that the host should be, from the catalogue.
+    description: The host's instance type in the catalogue.
     type: str
 attributes:
   check_mode:
     description: Reads only.
     support: full
   diff_mode:
-    description: There is nothing to show.
+    description: The module changes nothing that a diff could show.
     support: none
 """
 
@@ -44,20 +44,20 @@ gpu:
     - For each of C(gpus) its name, model, memory, NVLinks that are up, MIG, ECC, row remapping and the state of the NVLink fabric.
   returned: success
   type: dict
-problems:
-  description: Sentences that name what was expected and what was found; none when all is as the type should be.
+faults:
+  description: Sentences with what was expected and found; none when the host fits its type.
   returned: success
   type: list
   elements: str
 reason:
-  description: Why there is nothing to read, empty when there is.
+  description: Why there is nothing to read, or empty.
   returned: success
   type: str
 """
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.muster.fleet.plugins.module_utils import catalogue, gpu
+from ansible_collections.muster.fleet.plugins.module_utils.hardware import catalogue, gpu
 
 
 def main():
@@ -81,7 +81,7 @@ def main():
         reason = "This host has no GPU of NVIDIA on its PCI bus."
     elif not smi:
         reason = "nvidia-smi failed on this host." if tool else "This host has no nvidia-smi, so only the PCI bus was read."
-    module.exit_json(changed=False, ansible_facts={"muster_gpu": found}, gpu=found, problems=gpu.problems(found, have), reason=reason)
+    module.exit_json(changed=False, ansible_facts={"muster_gpu": found}, gpu=found, faults=gpu.faults(found, have), reason=reason)
 
 
 if __name__ == "__main__":

@@ -6,14 +6,14 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: image_provenance
-short_description: Sign where an AMI comes from, and check it
+short_description: Sign the provenance of an AMI, and verify it
 version_added: 0.1.0
 description:
   - With O(state=signed) makes an in-toto statement with a SLSA v1 provenance over the digests of the AMI's manifest and SBOM, signs it,
-    keeps it as a DSSE envelope in S3 or Systems Manager, and tags the AMI with the envelope's digest and place.
-  - With O(state=verified) looks whether the envelope is the one that the AMI's tag names, is signed by the given key, and is about this
+    keeps it as a DSSE envelope in S3 or Systems Manager, and tags the AMI with the envelope's digest and location.
+  - With O(state=verified) checks whether the envelope is the one that the AMI's tag names, is signed by the given key, and is about this
     AMI. What does not fit is an error. The key that an envelope names is never trusted.
-  - A copy in another region is an AMI of its own and is signed by itself.
+  - A copy in another region is another AMI and needs its own signature.
 author:
   - The Muster developers (@muster-fleet)
 extends_documentation_fragment:
@@ -24,39 +24,39 @@ options:
     type: str
     required: true
   state:
-    description: Whether to sign or to check.
+    description: Whether to sign or to verify.
     type: str
     choices: [signed, verified]
     default: verified
   manifest:
-    description: The image's V(manifest.json), a file here. Needed to sign; when given to check, it must be the one that was signed.
+    description: The image's V(manifest.json), a file on this machine. Required to sign; when given to verify, it must be the signed one.
     type: path
   sbom:
     description: The image's V(sbom.cdx.json), likewise.
     type: path
   location:
-    description: V(s3://BUCKET/PREFIX) or V(ssm:/PREFIX). To check, the AMI's tag says it otherwise.
+    description: V(s3://BUCKET/PREFIX) or V(ssm:/PREFIX). Without it, verification reads the location from the AMI's tag.
     type: str
   kms_key_id:
-    description: Id, ARN or alias of an asymmetric KMS key for signing, ECC_NIST_P256 or RSA. It is used inside of KMS.
+    description: Id, ARN or alias of an asymmetric KMS key for signing, ECC_NIST_P256 or RSA. The key never leaves KMS.
     type: str
   private_key:
-    description: A private key's PEM file here, of EC P-256 or RSA and without a pass phrase. C(openssl) reads it.
+    description: The PEM file of a private key on this machine, EC P-256 or RSA, without a pass phrase. C(openssl) reads it.
     type: path
   public_key:
-    description: To check, the PEM file of the public key, be it of a private key or of a KMS key.
+    description: The PEM file of the public key for verification, of a private key or of a KMS key.
     type: path
   required:
-    description: With V(false) an AMI that has no statement is let through with a warning; one whose statement does not fit never is.
+    description: With V(false) an AMI without a statement passes with a warning. A statement that does not fit always fails.
     type: bool
     default: true
   builder:
-    description: A URI that says who built the image.
+    description: A URI of the builder of the image.
     type: str
     default: urn:muster:packer
 attributes:
   check_mode:
-    description: Says whether it would be signed.
+    description: Reports whether it would be signed.
     support: full
   diff_mode:
     description: Shows the statement and the tags.
@@ -74,7 +74,7 @@ EXAMPLES = r"""
     location: s3://my-images/provenance
     kms_key_id: alias/image-signing
 
-- name: Launch nothing else
+- name: Refuse any other image
   muster.fleet.image_provenance:
     region: us-east-1
     image_id: ami-0123456789abcdef0
@@ -86,8 +86,8 @@ verified:
   description: Whether the AMI has a statement that fits.
   returned: success
   type: bool
-place:
-  description: Where the envelope lies.
+path:
+  description: The path of the envelope.
   returned: when there is one
   type: str
 statement:
@@ -101,9 +101,9 @@ import os
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.muster.fleet.plugins.module_utils import ami
-from ansible_collections.muster.fleet.plugins.module_utils import provenance as logic
-from ansible_collections.muster.fleet.plugins.module_utils.aws import ARGUMENTS, Accounts, AwsError, Region
+from ansible_collections.muster.fleet.plugins.module_utils.aws import ami
+from ansible_collections.muster.fleet.plugins.module_utils.aws import provenance as logic
+from ansible_collections.muster.fleet.plugins.module_utils.aws.accounts import ARGUMENTS, Accounts, AwsError, Region
 
 PADDING = ["-sigopt", "rsa_padding_mode:pss", "-sigopt", "rsa_pss_saltlen:%s"]
 NOTHING = ("NoSuchKey", "NoSuchBucket", "ParameterNotFound", "404")
@@ -115,7 +115,7 @@ def read(path):
         with open(path, "rb") as handle:
             return handle.read()
     except OSError as error:
-        raise logic.ProvenanceError("%s cannot be read (%s); give a file on this machine." % (path, error.strerror)) from error
+        raise logic.ProvenanceError("%s cannot be read (%s); give a readable file on this machine." % (path, error.strerror)) from error
 
 
 class KmsKey:
@@ -128,9 +128,9 @@ class KmsKey:
         except AwsError as error:
             if error.code not in NO_KEY:
                 raise
-            raise logic.ProvenanceError("Region %s has no KMS key %s; name one of that region." % (region.name, key)) from error
+            raise logic.ProvenanceError("Region %s has no KMS key %s; give one of that region." % (region.name, key)) from error
         if about["KeyState"] != "Enabled":
-            raise logic.ProvenanceError("KMS key %s is %s; name one that is enabled." % (key, about["KeyState"]))
+            raise logic.ProvenanceError("KMS key %s is %s; give one that is enabled." % (key, about["KeyState"]))
         self.name = about["Arn"]
         self.algorithm = logic.algorithm(key, about.get("SigningAlgorithms") or ())
 
@@ -139,7 +139,7 @@ class KmsKey:
         return self._call("Sign", Message=message)["Signature"]
 
     def fits(self, message, signature):
-        """Whether a signature is this key's."""
+        """Whether a signature is from this key."""
         try:
             return self._call("Verify", Message=message, Signature=signature)["SignatureValid"]
         except AwsError as error:
@@ -152,19 +152,19 @@ class KmsKey:
 
 
 class FileKey:
-    """A key in a file, used by openssl; nothing of it but its path is on a command line."""
+    """A key in a file, which openssl reads; only its path appears on a command line."""
 
     def __init__(self, module, path, private):
         self.module = module
         self.path = path
         read(path)
-        # Without a pass phrase to try openssl would ask the terminal for one.
+        # Give an empty pass phrase, or openssl would ask for one on the terminal.
         source = ["-in", path, "-passin", "pass:"] if private else ["-pubin", "-in", path]
         rc, out, _err = self._run("pkey", *source, "-pubout", "-text_pub", "-noout")
         self.padding = PADDING if "Modulus:" in out else []
         if rc != 0 or not ("Modulus:" in out or "prime256v1" in out):
             kind = "private" if private else "public"
-            raise logic.ProvenanceError("%s is no %s key of EC P-256 or RSA in PEM without a pass phrase; give one." % (path, kind))
+            raise logic.ProvenanceError("%s is not a %s key of EC P-256 or RSA in PEM without a pass phrase; give one." % (path, kind))
         self.public = path
         if private:
             self.public = self._file("public.pem")
@@ -186,11 +186,11 @@ class FileKey:
         files = ["-out", target, self._file("message", message)]
         rc, _out, err = self._run("dgst", "-sha256", "-sign", self.path, *self._options("digest"), *files)
         if rc != 0:
-            raise logic.ProvenanceError("openssl did not sign with %s (%s)." % (self.path, " ".join(err.split())))
+            raise logic.ProvenanceError("openssl cannot sign with %s (%s)." % (self.path, " ".join(err.split())))
         return read(target)
 
     def fits(self, message, signature):
-        """Whether a signature is this key's."""
+        """Whether a signature is from this key."""
         files = ["-signature", self._file("signature", signature), self._file("message", message)]
         return self._run("dgst", "-sha256", "-verify", self.public, *self._options("auto"), *files)[0] == 0
 
@@ -199,7 +199,7 @@ class FileKey:
 
 
 def key_of(module, region):
-    """The key that is trusted."""
+    """The trusted key."""
     options = module.params
     if options["kms_key_id"]:
         return KmsKey(region, options["kms_key_id"])
@@ -207,7 +207,7 @@ def key_of(module, region):
 
 
 def fetch(region, service, bucket, name):
-    """An envelope's bytes, None when it is not there."""
+    """An envelope's bytes, or None."""
     try:
         if service == "s3":
             return region.call("s3", "GetObject", Bucket=bucket, Key=name)["Body"].read()
@@ -226,7 +226,7 @@ def store(region, service, bucket, name, data):
 
 
 def verify(region, image, key, files, found):
-    """The statement of an envelope that fits; ProvenanceError says what does not. `found` is the envelope and its place."""
+    """The statement of an envelope that fits the AMI; ProvenanceError names the fault. `found` is the envelope and its path."""
     (data, where), image_id = found, image["ImageId"]
     if "sha256:" + logic.digest(data) != ami.tags_of(image).get(logic.DIGEST_TAG):
         raise logic.ProvenanceError(
@@ -240,7 +240,7 @@ def verify(region, image, key, files, found):
 
 
 def contents(options):
-    """The files that are given, by the paths that they have in the image."""
+    """The given files' contents, by their paths in the image."""
     named = (("/etc/muster/manifest.json", options["manifest"]), ("/etc/muster/sbom.cdx.json", options["sbom"]))
     return {path: read(given) for path, given in named if given}
 
@@ -274,13 +274,13 @@ def main():
 
 
 def run(module, region, options):
-    """Sign or check."""
+    """Sign or verify."""
     image_id = options["image_id"]
     if options["state"] == "signed" and options["public_key"]:
         raise logic.ProvenanceError("A public key cannot sign; give kms_key_id or private_key.")
     image = region.image(image_id)
     tags = ami.tags_of(image)
-    location = options["location"] or tags.get(logic.PLACE_TAG)
+    location = options["location"] or tags.get(logic.LOCATION_TAG)
     if logic.DIGEST_TAG not in tags and options["state"] == "verified":
         said = "AMI %s in region %s has no provenance (no tag %s)" % (image_id, region.name, logic.DIGEST_TAG)
         if options["required"]:
@@ -288,39 +288,39 @@ def run(module, region, options):
         module.warn(said + ".")
         module.exit_json(changed=False, verified=False)
     if not location:
-        raise logic.ProvenanceError("Tag %s of AMI %s is missing; give the location." % (logic.PLACE_TAG, image_id))
+        raise logic.ProvenanceError("Tag %s of AMI %s is missing; give the location." % (logic.LOCATION_TAG, image_id))
     key = key_of(module, region)
     files = contents(options)
-    place = logic.place(location, image_id)
-    where = "s3://%s/%s" % place[1:] if place[0] == "s3" else "ssm:%s" % place[2]
-    data = fetch(region, *place)
+    path = logic.envelope_path(location, image_id)
+    where = "s3://%s/%s" % path[1:] if path[0] == "s3" else "ssm:%s" % path[2]
+    data = fetch(region, *path)
     if options["state"] == "verified":
         if data is None:
             raise logic.ProvenanceError("AMI %s has no statement at %s; sign it, or do not launch it." % (image_id, where))
         payload = verify(region, image, key, files, (data, where))
-        module.exit_json(changed=False, verified=True, place=where, statement=json.loads(payload))
+        module.exit_json(changed=False, verified=True, path=where, statement=json.loads(payload))
     payload = logic.statement(image, region.name, *files.values(), options["builder"])
     logic.message(payload)
     try:
-        done = data is not None and tags.get(logic.PLACE_TAG) == location
+        done = data is not None and tags.get(logic.LOCATION_TAG) == location
         done = done and verify(region, image, key, files, (data, where)) == payload
     except logic.ProvenanceError:
         done = False
-    before = {name: tags.get(name, "") for name in (logic.DIGEST_TAG, logic.PLACE_TAG)}
+    before = {name: tags.get(name, "") for name in (logic.DIGEST_TAG, logic.LOCATION_TAG)}
     after = before
     if not done:
-        after = {**before, logic.PLACE_TAG: location, logic.DIGEST_TAG: "of a new signature"}
+        after = {**before, logic.LOCATION_TAG: location, logic.DIGEST_TAG: "of a new signature"}
         if not module.check_mode:
             data = logic.envelope(payload, key.name, key.sign(logic.message(payload)))
             after[logic.DIGEST_TAG] = "sha256:" + logic.digest(data)
-            store(region, *place, data)
+            store(region, *path, data)
             named = [{"Key": name, "Value": value} for name, value in after.items()]
             region.call("ec2", "CreateTags", Resources=[image_id], Tags=named)
     document = json.loads(payload)
     module.exit_json(
         changed=not done,
         verified=done or not module.check_mode,
-        place=where,
+        path=where,
         statement=document,
         diff={"before": before, "after": {**after, "statement": document} if not done else after},
     )

@@ -11,10 +11,10 @@ version_added: 0.1.0
 description:
   - Brings the package inventory of V(/etc/muster/manifest.json) up to date, and writes V(/etc/muster/sbom.cdx.json), a CycloneDX list of
     what it says is installed.
-  - Then takes out what belongs to one machine or to who built it, which is its identity, host keys, secrets that packages generated,
+  - Then removes what belongs to one machine or to its builder, that is its identity, host keys, secrets that packages generated,
     state of cloud-init and of the Systems Manager agent, authorised keys, histories, logs and the packages that apt and dnf keep, and looks
     again whether it is gone.
-  - After it nobody can log in by key any more, so it comes last; connections that are open stay so.
+  - Run it last, because afterwards nobody can log in by key. Open connections stay open.
 author:
   - The Muster developers (@muster-fleet)
 options:
@@ -27,15 +27,15 @@ options:
     type: str
     required: true
   root:
-    description: Where the file system of the image is.
+    description: The root of the image's file system.
     type: path
     default: /
 attributes:
   check_mode:
-    description: Says what would be taken out.
+    description: Reports what would be removed.
     support: full
   diff_mode:
-    description: Names what is taken out or emptied; never its content.
+    description: Names the files that are removed or emptied, never their contents.
     support: full
 """
 
@@ -48,17 +48,17 @@ EXAMPLES = r"""
 
 RETURN = r"""
 removed:
-  description: What was taken out, or would be.
+  description: The files that were removed, or would be.
   returned: success
   type: list
   elements: str
 emptied:
-  description: What was left with nothing in it.
+  description: The files that were emptied, or would be.
   returned: success
   type: list
   elements: str
 packages:
-  description: How many packages the list names.
+  description: The number of packages in the list.
   returned: success
   type: int
 """
@@ -69,16 +69,9 @@ import shutil
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.muster.fleet.plugins.module_utils import image_seal as logic
-from ansible_collections.muster.fleet.plugins.module_utils import manifest
-
-
-def read(path):
-    try:
-        with open(path, encoding="utf-8") as handle:
-            return handle.read()
-    except FileNotFoundError:
-        return ""
+from ansible_collections.muster.fleet.plugins.module_utils.basics import read_text
+from ansible_collections.muster.fleet.plugins.module_utils.node import image_seal as logic
+from ansible_collections.muster.fleet.plugins.module_utils.node import manifest
 
 
 def write(module, path, text):
@@ -100,16 +93,16 @@ def main():
     )
     root = module.params["root"].rstrip("/")
     try:
-        document = manifest.parse(read(root + manifest.PATH), manifest.PATH)
+        document = manifest.parse(read_text(root + manifest.PATH, ""), manifest.PATH)
         if not document["components"]:
-            raise logic.SealError("%s names no component; install what the image is to carry first." % manifest.PATH)
+            raise logic.SealError("%s has no component; install the image's components first." % manifest.PATH)
         if not root:
-            # Packages may have gone since the last role wrote them down.
+            # Packages may have been removed since the last role wrote the manifest.
             document["packages"] = manifest.installed_packages(shutil.which)
         machine = {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), platform.machine())
         text = logic.sbom(document, module.params["system"].lower(), module.params["version"], machine)
         removed, emptied = logic.dirt(root)
-        changed = text != read(root + logic.SBOM)
+        changed = text != read_text(root + logic.SBOM, "")
         if not module.check_mode:
             if changed:
                 write(module, root + manifest.PATH, manifest.render(document))

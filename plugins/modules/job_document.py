@@ -58,7 +58,7 @@ import os
 
 from ansible.module_utils.basic import AnsibleModule, missing_required_lib
 
-from ansible_collections.muster.fleet.plugins.module_utils import job
+from ansible_collections.muster.fleet.plugins.module_utils.jobs import document as job
 
 try:
     import yaml

@@ -9,13 +9,13 @@ module: kernel_facts
 short_description: The kernel that a node will run, its headers, and the modules that DKMS made for it
 version_added: 0.2.0
 description:
-  - The target is the newest kernel that is installed, not the one that runs; while an image is built these differ.
-  - Without a kernel, as in a container, the target is empty, or the newest of which headers are installed.
+  - The target is the newest installed kernel. While an image is built, another kernel runs.
+  - Without a kernel, as in a container, the target is the newest release with headers, or empty.
 author:
   - The Muster developers (@muster-fleet)
 options:
   release:
-    description: The release that the node is to run, as C(uname -r) prints it, instead of the newest.
+    description: The release that the node will run, as C(uname -r) prints it, instead of the newest.
     type: str
     default: ""
   dkms:
@@ -28,12 +28,12 @@ attributes:
     description: Reads only.
     support: full
   diff_mode:
-    description: There is nothing to show.
+    description: The module changes nothing that a diff could show.
     support: none
 """
 
 EXAMPLES = r"""
-- name: See that the driver was built for the kernel which boots next
+- name: Check that the driver was built for the kernel that boots next
   muster.fleet.kernel_facts:
     dkms: [nvidia]
   register: kernel
@@ -46,11 +46,11 @@ target:
   returned: success
   type: str
 running:
-  description: Release that runs.
+  description: The running release.
   returned: success
   type: str
 headers:
-  description: Whether modules can be built for the target.
+  description: Whether the headers of the target are installed.
   returned: success
   type: bool
 header_packages:
@@ -64,16 +64,16 @@ packages:
   type: list
   elements: str
 held:
-  description: Those of them that are held.
+  description: The packages among them that are held.
   returned: success
   type: list
   elements: str
 busy:
-  description: Whether a job of Slurm runs on the node.
+  description: Whether a Slurm job runs on the node.
   returned: success
   type: bool
 faults:
-  description: One sentence for each module of O(dkms) that is not there for the target, with the compiler's line.
+  description: A sentence for each module of O(dkms) that the target lacks, with the compiler's error.
   returned: success
   type: list
   elements: str
@@ -86,15 +86,17 @@ import shutil
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.muster.fleet.plugins.module_utils import gpu, kernel, manifest
+from ansible_collections.muster.fleet.plugins.module_utils.basics import read_attribute, read_text
+from ansible_collections.muster.fleet.plugins.module_utils.hardware import kernel
+from ansible_collections.muster.fleet.plugins.module_utils.node import manifest
 
 
 def held(module, packages):
-    """Packages that the package manager keeps."""
+    """The packages that the package manager holds."""
     if shutil.which("apt-mark"):
         out = module.run_command(["apt-mark", "showhold"])[1]
         return sorted(set(out.split()) & set(packages))
-    text = gpu.read("/etc/dnf/plugins/versionlock.list") + gpu.read("/etc/dnf/plugins/versionlock.toml")
+    text = "".join(read_text("/etc/dnf/plugins/versionlock." + kind, "") for kind in ("list", "toml"))
     return [name for name in packages if re.search(r"(?m)\b%s-[\d:]" % re.escape(name), text)]
 
 
@@ -115,7 +117,7 @@ def main():
         for name in module.params["dkms"]:
             status = kernel.parse_dkms(said)
             paths = glob.glob("/var/lib/dkms/*/*/build/make.log") + glob.glob("/var/lib/dkms/*/*/%s/*/log/make.log" % target)
-            logs = {path: gpu.read(path) for path in paths if re.match(name, path.split("/")[4])}
+            logs = {path: read_text(path, "") for path in paths if re.match(name, path.split("/")[4])}
             faults.append(kernel.dkms_fault(name, target, status, logs))
     module.exit_json(
         changed=False,
@@ -125,7 +127,7 @@ def main():
         header_packages=kernel.header_packages(target, "Debian" if shutil.which("dpkg") else "RedHat") if target else [],
         packages=packages,
         held=held(module, packages),
-        busy=any(gpu.read(path).startswith("slurmstepd") for path in glob.glob("/proc/[0-9]*/comm")),
+        busy=any(read_attribute(path).startswith("slurmstepd") for path in glob.glob("/proc/[0-9]*/comm")),
         faults=[fault for fault in faults if fault],
     )
 

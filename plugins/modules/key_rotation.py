@@ -6,12 +6,12 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: key_rotation
-short_description: Replace the original of a key in steps that may be cut and repeated
+short_description: Replace the original of a key in steps that survive an interruption
 version_added: 0.2.0
 description:
   - Runs where the original lies, the Ansible controller. V(begun) makes the new key beside the old one, V(switched) gives it the name of
     the original and keeps the old one, V(finished) removes the old one.
-  - A step that was done is not done again, so a rotation that was cut goes on where it stood.
+  - A finished step is not repeated, so an interrupted rotation continues where it stopped.
 author:
   - The Muster developers (@muster-fleet)
 options:
@@ -34,7 +34,7 @@ attributes:
 """
 
 EXAMPLES = r"""
-- name: Make the next key
+- name: Create the next key
   muster.fleet.key_rotation:
     path: "{{ slurm_secrets_dir }}/munge.key"
     state: begun
@@ -52,7 +52,7 @@ import string
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.muster.fleet.plugins.module_utils import key_rotation as logic
+from ansible_collections.muster.fleet.plugins.module_utils.slurm import key_rotation as logic
 
 
 def main():
@@ -64,7 +64,7 @@ def main():
         supports_check_mode=True,
     )
     path, state = module.params["path"], module.params["state"]
-    # As role slurm makes the first one.
+    # The same format as the first key, which role slurm creates.
     content = "".join(secrets.choice(string.ascii_letters + string.digits) for _index in range(1024)) + "\n"
     try:
         todo = logic.steps(state, logic.stage(logic.present(path)), content)

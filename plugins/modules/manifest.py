@@ -6,11 +6,11 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: manifest
-short_description: Read, compare and write the manifest of what a node carries
+short_description: Read, compare and write the manifest of a node's components
 version_added: 0.1.0
 description:
-  - Keeps V(/etc/muster/manifest.json) (schema C(muster.manifest/1)), one entry a component.
-  - With O(state=compare) says whether a component must be installed again, with the reasons.
+  - Keeps V(/etc/muster/manifest.json) (schema C(muster.manifest/1)), one entry for each component.
+  - With O(state=compare) reports whether a component must be installed again, and why.
   - An install begins with a compare and ends with V(written) or V(left); between the two no package starts its service, as
     M(muster.fleet.service_guard) describes it. So a component costs two calls.
 author:
@@ -20,9 +20,9 @@ options:
     description:
       - V(read) returns the manifest.
       - V(compare) compares one component's entry with O(inputs_sha256), its artefacts and its packages on this node. When it must be
-        installed, services are refused from then on.
-      - V(written) records one component after its install, and lets services start again.
-      - V(left) only lets services start again, after an install that failed.
+        installed, no service may start from then on.
+      - V(written) records a component after its install, and allows services to start again.
+      - V(left) only allows services to start again, after an install that failed.
     type: str
     choices: [read, compare, written, left]
     default: read
@@ -30,16 +30,16 @@ options:
     description: Component to compare or write.
     type: str
   inputs_sha256:
-    description: SHA-256 over everything that the install depends on, as the lookup P(muster.fleet.role_inputs#lookup) gives it.
+    description: The SHA-256 of everything on which the install depends, as the lookup P(muster.fleet.role_inputs#lookup) gives it.
     type: str
   artefacts:
-    description: Paths whose existence shows that the install is still there.
+    description: Paths that exist as long as the component is installed.
     type: list
     elements: path
     default: []
   packages:
     description:
-      - Packages that the component installed, or with O(state=compare) must have installed. Having installed more of them is no difference.
+      - Packages that the component installed, or with O(state=compare) must have installed. Additional packages are not a difference.
       - The upstream version of the first one is the component's version, unless O(version) is set.
     type: list
     elements: str
@@ -48,17 +48,17 @@ options:
     description: The component's version.
     type: str
   seconds:
-    description: How long the install took.
+    description: The seconds that the install took.
     type: float
   again:
-    description: Whether the component is to be installed again in any case. With O(state=compare) that is a reason like others.
+    description: With O(state=compare), whether to install the component again in any case.
     type: bool
     default: false
   stack:
     description: Name and sha256 of the stack document.
     type: dict
   refused:
-    description: Why the component cannot be installed on this node. With O(state=compare) the first one fails it.
+    description: Reasons why the component cannot be installed on this node. With O(state=compare) the module fails with the first one.
     type: list
     elements: str
     default: []
@@ -69,12 +69,12 @@ options:
     type: dict
     default: {}
   path:
-    description: Where the manifest lies.
+    description: The path of the manifest.
     type: path
     default: /etc/muster/manifest.json
 attributes:
   check_mode:
-    description: Says what would be written.
+    description: Reports the entry that would be written.
     support: full
   diff_mode:
     description: Shows the manifest before and after.
@@ -121,15 +121,9 @@ import time
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.muster.fleet.plugins.module_utils import manifest as logic
-from ansible_collections.muster.fleet.plugins.module_utils import service_guard
-
-
-def read(path):
-    if not os.path.exists(path):
-        return ""
-    with open(path, encoding="utf-8") as handle:
-        return handle.read()
+from ansible_collections.muster.fleet.plugins.module_utils.basics import read_text
+from ansible_collections.muster.fleet.plugins.module_utils.node import manifest as logic
+from ansible_collections.muster.fleet.plugins.module_utils.node import service_guard
 
 
 def write(module, path, text):
@@ -163,23 +157,23 @@ def main():
     params = module.params
     path, component = params["path"], params["component"]
     try:
-        before = read(path)
+        before = read_text(path, "")
         document = logic.parse(before, path)
         result = {"changed": False}
         if params["state"] == "compare":
             if params["refused"]:
                 raise logic.ManifestError(params["refused"][0])
             known = document["components"].get(component)
-            # Listing packages costs more than the rest, so nothing is asked for a component that is not there.
+            # Listing packages takes most of the time, so skip it for a component that is not in the manifest.
             installed = logic.installed_packages(shutil.which) if known and known["packages"] else {}
             result["reasons"] = logic.differences(known, params["inputs_sha256"], os.path.exists, installed, params["packages"])
             result["reasons"] += ["it is asked for again"] if params["again"] else []
             result["matches"] = not result["reasons"]
             if known is None:
                 disk = os.statvfs("/")
-                problem = logic.space_problem(params["space"], document["components"], disk.f_bavail * disk.f_frsize >> 20)
-                if problem:
-                    raise logic.ManifestError(problem)
+                fault = logic.space_fault(params["space"], document["components"], disk.f_bavail * disk.f_frsize >> 20)
+                if fault:
+                    raise logic.ManifestError(fault)
             if result["reasons"] and not module.check_mode:
                 service_guard.refuse()
         elif params["state"] in ("written", "left") and not module.check_mode:

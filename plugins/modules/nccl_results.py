@@ -150,7 +150,9 @@ tables:
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.muster.fleet.plugins.module_utils.nccl_results import COLLECTIVES, ResultsError, judge, parse, refused
+from ansible_collections.muster.fleet.plugins.module_utils.basics import read_text
+from ansible_collections.muster.fleet.plugins.module_utils.health.nccl_judge import judge, refused
+from ansible_collections.muster.fleet.plugins.module_utils.health.nccl_results import COLLECTIVES, ResultsError, parse
 
 
 def main():
@@ -180,8 +182,7 @@ def main():
     text = asked["content"]
     if text is None:
         try:
-            with open(asked["path"], encoding="utf-8", errors="replace") as file:
-                text = file.read()
+            text = read_text(asked["path"])
         except OSError as error:
             module.fail_json(msg="%s cannot be read (%s): name the file with the test's output." % (asked["path"], error.strerror))
     expect = {key: asked[key] for key in ("collective", "min_bytes", "max_bytes", "step_factor", "floors")}

@@ -57,7 +57,7 @@ options:
         type: dict
         default: {}
       mounts:
-        description: Further folders, as C(SOURCE:TARGET) or C(SOURCE:TARGET:ro).
+        description: More folders, as C(SOURCE:TARGET) or C(SOURCE:TARGET:ro).
         type: list
         elements: str
         default: []
@@ -75,20 +75,20 @@ options:
     type: bool
     default: false
   image:
-    description: What nodes are started from.
+    description: The image of the nodes.
     type: dict
     default: {}
     suboptions:
       release:
-        description: The Debian release of the image made here.
+        description: The Debian release of the image that is built here.
         type: str
         default: trixie
       mirror:
-        description: The Debian mirror. Without it, that of mmdebstrap.
+        description: The Debian mirror. By default that of mmdebstrap.
         type: str
         default: ""
       reference:
-        description: A ready image, pulled where it is missing, instead of one made here. It must have systemd, sshd and Python.
+        description: A ready image, which is pulled when it is missing, instead of one built here. It must have systemd, sshd and Python.
         type: str
         default: ""
   engine:
@@ -109,7 +109,7 @@ options:
 attributes:
   check_mode:
     support: full
-    description: Says what would be done, changes nothing.
+    description: Reports the plan and changes nothing.
   diff_mode:
     support: full
     description: Shows the containers with their states before and after.
@@ -126,20 +126,20 @@ EXAMPLES = r"""
         groups: [muster_compute]
         memory: 3g
 
-- name: Let the fleet of an inventory have four compute nodes
+- name: Give the fleet of an inventory four compute nodes
   muster.fleet.node_container:
     fleet: "{{ muster_fleet }}"
     layout: "{{ muster_local }}"
     compute: 4
 
-- name: Lose a node
+- name: Kill a node
   muster.fleet.node_container:
     fleet: demo
     state: killed
     nodes:
       - name: compute-1
 
-- name: Remove all of it
+- name: Remove the fleet
   muster.fleet.node_container:
     fleet: demo
     state: absent
@@ -173,7 +173,7 @@ known_hosts:
   returned: always
   type: str
 commands:
-  description: The commands that changed something, or in check mode would.
+  description: The commands that changed something, or would in check mode.
   returned: always
   type: list
   elements: str
@@ -184,10 +184,13 @@ from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.muster.fleet.plugins.module_utils.container_engine import NodeContainerError, find_engine, learn_to_start
-from ansible_collections.muster.fleet.plugins.module_utils.node_container import Fleet, check_nodes, layout_nodes, read_record
-from ansible_collections.muster.fleet.plugins.module_utils.node_image import NodeImage, ensure_image, name_newest
-from ansible_collections.muster.fleet.plugins.module_utils.places import cache_dir, state_dir
+from ansible_collections.muster.fleet.plugins.module_utils.containers.engine import NodeContainerError, find_engine
+from ansible_collections.muster.fleet.plugins.module_utils.containers.fleet import Fleet
+from ansible_collections.muster.fleet.plugins.module_utils.containers.image import NodeImage, ensure_image, name_newest
+from ansible_collections.muster.fleet.plugins.module_utils.containers.plan import check_nodes, layout_nodes
+from ansible_collections.muster.fleet.plugins.module_utils.containers.state import read_record
+from ansible_collections.muster.fleet.plugins.module_utils.containers.systemd import learn_to_start
+from ansible_collections.muster.fleet.plugins.module_utils.paths import cache_dir, state_dir
 
 NODE_OPTIONS = {
     "name": {"type": "str", "required": True},
@@ -221,17 +224,17 @@ ARGUMENTS = {
 }
 
 
-# What a container's state is once the module has brought it there.
+# The engine's name of each state.
 REACHED = {"started": "running", "stopped": "exited", "killed": "exited", "paused": "paused"}
 
 
 def listing(states: dict) -> str:
-    """Containers with their states for a diff, a line each."""
+    """The containers and their states, a line each, for a diff."""
     return "".join(f"{name} {state}\n" for name, state in sorted(states.items()))
 
 
 def known_record(folder: Path, state: str) -> dict | None:
-    """The fleet's record; a damaged one must not keep a fleet from being removed."""
+    """The fleet's record. With state absent a damaged record counts as none, so that the fleet can be removed."""
     try:
         return read_record(folder)
     except NodeContainerError:
@@ -241,7 +244,7 @@ def known_record(folder: Path, state: str) -> dict | None:
 
 
 def apply(params: dict, check_mode: bool) -> dict:
-    """Do what the parameters say and return the module's result; NodeContainerError and ValueError where that is refused or fails."""
+    """Apply the parameters and return the module's result; raises NodeContainerError or ValueError."""
     state, cache = params["state"], cache_dir(os.environ)
     folder = Path(params["state_dir"]) if params["state_dir"] else state_dir(params["fleet"], os.environ)
     record = known_record(folder, state)
@@ -250,7 +253,7 @@ def apply(params: dict, check_mode: bool) -> dict:
     if state == "present":
         wanted = layout_nodes(params["layout"], record, params["compute"]) if params["layout"] else check_nodes(params["nodes"] or ())
         if not wanted:
-            raise NodeContainerError(f"Fleet {params['fleet']} would have no node: give nodes or a layout.")
+            raise NodeContainerError(f"Fleet {params['fleet']} would have no nodes: give nodes or a layout.")
     engine = find_engine(params["engine"] if params["engine"] != "auto" or not record else record["engine"]["name"])
     engine.dry = check_mode
     fleet = Fleet(params["fleet"], engine, folder, cache)

@@ -6,71 +6,70 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: packages
-short_description: Have packages of the distribution installed
+short_description: Install packages of the distribution
 version_added: 0.2.0
 description:
-  - Installs what is missing, with apt-get or dnf, never what is only recommended. A package that is there stays as it is.
-  - What is there is asked of dpkg or rpm alone, so a converge that changes nothing opens no package cache and needs no Python bindings on
+  - Installs missing packages with apt-get or dnf, without recommended ones. An installed package stays as it is.
+  - Asks only dpkg or rpm what is installed, so a converge that changes nothing opens no package cache and needs no Python bindings on
     the node.
-  - Package lists that are older than O(lists_age), or that do not know a package, are read again first.
-  - What M(muster.fleet.packages_ahead) began to install is waited for.
+  - Reads package lists again when they are older than O(lists_age) or lack a package.
 author:
   - The Muster developers (@muster-fleet)
 options:
   names:
     description:
-      - Packages, as NAME, or as NAME=VERSION where one version is meant, which may end in V(*).
-      - A version that is named is installed although the package is held at another or a later one is there.
+      - Packages as NAME, or as NAME=VERSION; a version may end in V(*).
+      - A version that is named is installed, also when the package is held or a later version is installed.
     type: list
     elements: str
     required: true
   release:
-    description: Suite that the packages come from when more than one has them, on systems with apt.
+    description: The suite to install from when several have the packages, on systems with apt.
     type: str
     default: ""
   lists_age:
-    description: Seconds for which package lists count as new.
+    description: The age in seconds up to which package lists are not read again.
     type: int
     default: 3600
   lock_timeout:
-    description: Seconds to wait for somebody else who installs packages.
+    description: Seconds to wait while another process installs packages.
     type: int
     default: 300
   durable:
     description:
-      - Whether each unpacked file is on the disk before the next step, so that a power cut leaves no half-written file.
-      - A container, which is thrown away after one, needs that not.
+      - Whether dpkg syncs each unpacked file to the disk, so that a power cut leaves no half-written file.
+      - A container does not need it, because it does not survive a power cut.
     type: bool
     default: true
   services:
     description:
       - Whether packages may start their services.
-      - V(refused) refuses it, when something is to be installed, as M(muster.fleet.service_guard) does, until that module or
-        M(muster.fleet.manifest) allows it again.
+      - With V(refused) an installation first refuses service starts, as M(muster.fleet.service_guard) does, until that module or
+        M(muster.fleet.manifest) allows them again.
     type: str
     choices: [allowed, refused]
     default: allowed
     version_added: 0.3.0
   disabled:
     description:
-      - Units that are stopped and disabled once the packages are there, for the packages' own scripts enable them.
-      - One that does not exist is as it should be.
+      - Units to stop and disable after the installation, because the packages' own scripts enable them.
+      - A unit that does not exist needs nothing.
     type: list
     elements: str
     default: []
     version_added: 0.3.0
   removed:
-    description: Files that are removed once the packages are there, for the packages' own scripts make them.
+    description: Files to remove after the installation, because the packages' own scripts create them.
     type: list
     elements: path
     default: []
     version_added: 0.3.0
 attributes:
   check_mode:
-    description: Says what would be installed. Package lists are a cache and are read in check mode as well.
+    description: Reports what would be installed. Package lists are a cache and are also read in check mode.
     support: full
   diff_mode:
-    description: Shows the packages with their versions, also those that come along.
+    description: Shows all packages with their versions, including dependencies.
     support: full
 """
 
@@ -79,7 +78,7 @@ EXAMPLES = r"""
   muster.fleet.packages:
     names: [munge, slurmd]
 
-- name: install | Install the packages, without the key that munge's makes
+- name: install | Install the packages without the key that munge's script creates
   muster.fleet.packages:
     names: [munge, slurmd]
     disabled: [munge, slurmd]
@@ -92,7 +91,7 @@ installed:
   returned: always
   type: dict
 undone:
-  description: Units of O(disabled) and files of O(removed) that were so not.
+  description: The units of O(disabled) that were stopped or disabled, and the files of O(removed) that were removed.
   returned: always
   type: list
   elements: str
@@ -101,13 +100,12 @@ undone:
 
 import os
 import shutil
-import time
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.muster.fleet.plugins.module_utils import packages as logic
-from ansible_collections.muster.fleet.plugins.module_utils import service_guard, units
-from ansible_collections.muster.fleet.plugins.module_utils.manifest import parse_rpm
+from ansible_collections.muster.fleet.plugins.module_utils.node import packages as logic
+from ansible_collections.muster.fleet.plugins.module_utils.node import service_guard, units
+from ansible_collections.muster.fleet.plugins.module_utils.node.manifest import parse_rpm
 
 
 def dnf(module, names):
@@ -116,7 +114,7 @@ def dnf(module, names):
     if not module.check_mode:
         rc, out, err = module.run_command(["dnf", "--quiet", "--assumeyes", "--setopt=install_weak_deps=False", "install", *wanted])
         if rc != 0:
-            module.fail_json(msg="dnf installs none of %s: %s." % (", ".join(wanted), (err or out).strip().replace("\n", "; ")))
+            module.fail_json(msg="dnf cannot install %s: %s." % (", ".join(wanted), (err or out).strip().replace("\n", "; ")))
     have = installed_rpm(module, names)
     return {name.partition("=")[0]: have.get(name.partition("=")[0], "") for name in names}
 
@@ -127,7 +125,7 @@ def installed_rpm(module, names):
 
 
 def undo(module):
-    """Take back what the packages' own scripts did, and return it."""
+    """Undo what the packages' own scripts did, and return it."""
     gone = [path for path in module.params["removed"] if os.path.lexists(path)]
     names = module.params["disabled"]
     commands = units.plan(names, "stopped", units.show(module, names)) if names else []
@@ -156,8 +154,6 @@ def main():
     params = module.params
     options = {name: params[name] for name in ("release", "lists_age", "lock_timeout", "durable")}
     if shutil.which("apt-get"):
-        while service_guard.ahead_runs() and not service_guard.ahead_done().issuperset(params["names"]):
-            time.sleep(0.2)
         names = logic.lacking(module, params["names"])
         if names and params["services"] == "refused" and not module.check_mode:
             service_guard.refuse()
@@ -169,7 +165,7 @@ def main():
         names = logic.missing(params["names"], installed_rpm(module, params["names"]))
         done = dnf(module, names) if names else {}
     else:
-        module.fail_json(msg="Neither apt-get nor dnf is on this node; Muster installs on Debian, Ubuntu and RPM systems.")
+        module.fail_json(msg="This node has neither apt-get nor dnf; Muster installs on Debian, Ubuntu and RPM systems.")
     undone = undo(module)
     after = "".join("%s %s\n" % row for row in sorted(done.items()))
     before = "".join("%s\n" % name for name in undone)

@@ -14,16 +14,16 @@ version_added: 0.1.0
 author:
   - The Muster developers (@muster-fleet)
 description:
-  - Writes C(report.json) (C(muster.report/1)) and C(report.html), one file that asks the network for nothing, into the run folder. Reads
+  - Writes C(report.json) (C(muster.report/1)) and C(report.html), one file that loads nothing over the network, into the run folder. Reads
     that folder alone, so an old run can be reported again.
-  - The callback plugin P(muster.fleet.run_record#callback) does the same at the end of each run, so this is for folders from elsewhere.
+  - The callback plugin P(muster.fleet.run_record#callback) does the same at the end of each run; this module is for folders from elsewhere.
 attributes:
   check_mode:
     support: full
-    description: Reads the folder and says whether the report would change.
+    description: Reads the folder and reports whether the report would change.
   diff_mode:
     support: none
-    description: The report is long, and new with each run.
+    description: The report is too long for a diff.
 options:
   run_dir:
     description: The run folder, such as C(runs/local/latest).
@@ -40,7 +40,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 verdict:
-  description: V(passed), V(failed), or V(unfinished) where the run has not ended or was killed.
+  description: V(passed), V(failed), or V(unfinished) when the run has not ended or was killed.
   type: str
   returned: success
   sample: passed
@@ -60,7 +60,7 @@ from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.muster.fleet.plugins.module_utils.report import ReportError, build, rendered, summary, write_files
+from ansible_collections.muster.fleet.plugins.module_utils.report.document import ReportError, build, rendered, summary, write_files
 
 
 def main():

@@ -6,16 +6,16 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: run_folder
-short_description: Open the folder that holds everything one run leaves behind
+short_description: Create the folder for all results of one run
 version_added: 0.1.0
 description:
-  - Makes C(runs/FLEET/UTC) and points C(runs/FLEET/latest) at it.
+  - Creates C(runs/FLEET/UTC) and points the link C(runs/FLEET/latest) to it.
   - The callback P(muster.fleet.run_record#callback) writes its events there as soon as it sees RV(muster_run_dir).
 author:
   - The Muster developers (@muster-fleet)
 options:
   fleet:
-    description: Name of the fleet.
+    description: The name of the fleet.
     type: str
     required: true
   runs:
@@ -24,10 +24,10 @@ options:
     required: true
 attributes:
   check_mode:
-    description: Makes the folder in check mode too, because the record of a check is what one wants to read.
+    description: Creates the folder in check mode too, because a run in check mode is recorded as well.
     support: full
   diff_mode:
-    description: There is nothing to show.
+    description: The module changes nothing that a diff could show.
     support: none
 """
 
@@ -50,11 +50,11 @@ import time
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.muster.fleet.plugins.module_utils.places import check_fleet_name
+from ansible_collections.muster.fleet.plugins.module_utils.paths import check_fleet_name
 
 
 def open_folder(fleet_dir, now):
-    """Make a folder named by the time, with a counter for two runs in one second, and return its path."""
+    """Create a folder named after the time, with a counter for runs in the same second, and return its path."""
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now))
     for suffix in [""] + ["-%d" % number for number in range(2, 100)]:
         path = os.path.join(fleet_dir, stamp + suffix)
@@ -63,11 +63,11 @@ def open_folder(fleet_dir, now):
         except FileExistsError:
             continue
         return path
-    raise OSError("the folders of this second are all taken")
+    raise OSError("all folder names of this second are in use")
 
 
 def point_latest(fleet_dir, path):
-    # Replaced in one step, so that a reader never finds no link.
+    # Replace the link in one step, so that it always exists for readers.
     temporary = os.path.join(fleet_dir, ".latest-%d" % os.getpid())
     os.symlink(os.path.basename(path), temporary)
     os.replace(temporary, os.path.join(fleet_dir, "latest"))
@@ -86,7 +86,7 @@ def main():
         path = open_folder(fleet_dir, time.time())
         point_latest(fleet_dir, path)
     except OSError as error:
-        module.fail_json(msg="The run folder in %s cannot be made: %s" % (fleet_dir, error))
+        module.fail_json(msg="The run folder in %s cannot be created: %s" % (fleet_dir, error))
     module.exit_json(changed=False, muster_run_dir=path, ansible_facts={"muster_run_dir": path})
 
 

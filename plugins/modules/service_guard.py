@@ -9,18 +9,18 @@ module: service_guard
 short_description: Keep packages from starting their services while they are installed
 version_added: 0.1.0
 description:
-  - Debian's packages start their services from their postinst scripts unless C(/usr/sbin/policy-rc.d) refuses it.
+  - Debian's packages start their services from their postinst scripts unless C(/usr/sbin/policy-rc.d) forbids it.
     O(state=present) puts such a file in place, O(state=absent) takes it out again.
-  - A C(policy-rc.d) that somebody else made (container images have one) is never touched.
-  - On systems without that mechanism nothing is done, because their packages start nothing.
+  - A C(policy-rc.d) that is not Muster's (container images have one) is never changed.
+  - Does nothing on systems without that mechanism, whose packages start no services.
   - With O(state=present) an empty folder of package lists also gets an old date. A new image has a young and empty one,
     which C(cache_valid_time) of M(ansible.builtin.apt) alone would take for just read.
-  - The files come and go within one install, so this never counts as a change.
+  - The files exist only during an install, so the module never reports a change.
 author:
   - The Muster developers (@muster-fleet)
 options:
   state:
-    description: Whether services are refused.
+    description: Whether services may not start.
     type: str
     choices: [present, absent]
     required: true
@@ -34,14 +34,14 @@ attributes:
 """
 
 EXAMPLES = r"""
-- name: Refuse services
+- name: Keep services from starting
   muster.fleet.service_guard:
     state: present
 """
 
 RETURN = r"""
 guarded:
-  description: Whether services are refused now.
+  description: Whether services may not start now.
   returned: always
   type: bool
 """
@@ -50,7 +50,7 @@ import os
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.muster.fleet.plugins.module_utils import service_guard as logic
+from ansible_collections.muster.fleet.plugins.module_utils.node import service_guard as logic
 
 
 def main():

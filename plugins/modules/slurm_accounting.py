@@ -6,10 +6,10 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: slurm_accounting
-short_description: Bring QOS, accounts, users and their limits into Slurm's accounting
+short_description: Write QOS, accounts, users and their limits into Slurm's accounting
 version_added: 0.1.0
 description:
-  - Reads once what C(sacctmgr) holds and runs only the commands that make up the difference.
+  - Reads the content of C(sacctmgr) once and runs only the commands for the difference.
   - Compares values and not their spelling, so V(1-00:00:00) is V(1440) and V(mem=1G,cpu=4) is V(cpu=4,mem=1024M).
   - Only what an entry names is looked at. Entries that are not named are left alone and told in RV(left_alone);
     remove them with C(sacctmgr).
@@ -17,7 +17,7 @@ author:
   - The Muster developers (@muster-fleet)
 options:
   cluster:
-    description: Name of the cluster, which is added when accounting does not know it.
+    description: Name of the cluster. The module adds it when accounting does not have it.
     type: str
     required: true
   qos:
@@ -53,7 +53,7 @@ attributes:
 """
 
 EXAMPLES = r"""
-- name: accounting | Bring accounts and limits into accounting
+- name: accounting | Write accounts and limits into accounting
   muster.fleet.slurm_accounting:
     cluster: fleet
     qos:
@@ -78,7 +78,7 @@ commands:
   type: list
   elements: list
 left_alone:
-  description: What accounting has and nobody named.
+  description: What accounting has and no option names.
   returned: success
   type: list
   elements: str
@@ -89,8 +89,8 @@ import time
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.muster.fleet.plugins.module_utils import slurm
-from ansible_collections.muster.fleet.plugins.module_utils.slurm_accounting import (
+from ansible_collections.muster.fleet.plugins.module_utils.slurm import text as slurm
+from ansible_collections.muster.fleet.plugins.module_utils.slurm.accounting import (
     SlurmAccountingError,
     associations,
     keys,
@@ -109,7 +109,7 @@ def main():
     cluster, qos, accounts, users = (module.params[name] for name in ("cluster", "qos", "accounts", "users"))
     deadline = time.monotonic() + module.params["wait"]
 
-    # A dry run on a node that has no Slurm yet: there is nothing.
+    # A dry run on a node without Slurm has nothing to compare.
     bare = module.check_mode and module.get_bin_path("sacctmgr") is None
 
     def show(what, fields, *where):
@@ -148,7 +148,7 @@ def main():
     for argv in [] if module.check_mode else todo.commands:
         rc, out, err = module.run_command(argv, environ_update=slurm.ENVIRONMENT)
         said = " ".join((err + " " + out).split())
-        # slurmctld registers its cluster by itself at about the same time; whoever comes second is told so.
+        # slurmctld registers its cluster at about the same time; the second of both gets this answer.
         if rc != 0 and not (argv[3] == "cluster" and "already exists" in said):
             module.fail_json(msg="%s was refused: %s" % (" ".join(argv), said))
     alone = left_alone(qos, accounts, users, have)

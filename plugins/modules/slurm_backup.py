@@ -6,7 +6,7 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: slurm_backup
-short_description: Back up a Slurm controller into one archive, and put it back
+short_description: Back up a Slurm controller into one archive, or restore it
 version_added: 0.2.0
 description:
   - V(created) stops slurmctld, copies StateSaveLocation and C(/etc/slurm), lets C(mariadb-dump --single-transaction) take its snapshot and
@@ -30,7 +30,7 @@ options:
     type: path
     required: true
   cluster:
-    description: ClusterName that the archive must be of.
+    description: ClusterName that the archive must have.
     type: str
   munge_key:
     description: Path of the munge key's original on the Ansible controller, which is named in the manifest and not copied.
@@ -42,7 +42,7 @@ options:
     default: false
 attributes:
   check_mode:
-    description: Says whether the archive would be put back, as far as it can be told without starting a daemon.
+    description: Reports whether the archive would be restored, as far as that is known without starting a daemon.
     support: full
   diff_mode:
     description: There is nothing to show.
@@ -55,7 +55,7 @@ EXAMPLES = r"""
     state: created
     path: /var/backups/slurm.tar
 
-- name: Put it back
+- name: Restore
   muster.fleet.slurm_backup:
     state: restored
     path: /var/backups/slurm.tar
@@ -84,7 +84,8 @@ import time
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.muster.fleet.plugins.module_utils import slurm_backup as logic
+from ansible_collections.muster.fleet.plugins.module_utils.basics import read_text
+from ansible_collections.muster.fleet.plugins.module_utils.slurm import backup as logic
 
 CONF = "/etc/slurm"
 MARKER = "/var/lib/slurm/muster-restore"
@@ -104,11 +105,7 @@ class Host:
         return out if rc == 0 else ""
 
     def read_conf(self, name, folder=CONF):
-        path = os.path.join(folder, name)
-        if not os.path.exists(path):
-            return {}
-        with open(path, encoding="utf-8", errors="replace") as handle:
-            return logic.conf_values(handle.read())
+        return logic.conf_values(read_text(os.path.join(folder, name), ""))
 
     def state_folder(self):
         return self.conf.get("statesavelocation", "/var/lib/slurm/slurmctld")
@@ -143,7 +140,7 @@ class Host:
         return self.dbd.get("storageloc", "slurm_acct_db")
 
     def live(self):
-        """What objections() wants to know of the database; {} when there is none."""
+        """The facts of the database that objections() needs; {} without a database."""
         name = self.database()
         tables = {row[0] for row in self.sql("SELECT table_name FROM information_schema.tables WHERE table_schema = '%s'" % name)}
         if not {"convert_version_table", "cluster_table"} <= tables:
@@ -172,7 +169,7 @@ def create(host, path, munge_key):
     begun, pause = time.monotonic(), []
 
     def go_on():
-        # The dump has its snapshot: what happens from now on is in neither part.
+        # The dump has its snapshot, so later changes are in neither part.
         if was_active:
             host.run("systemctl", "start", "slurmctld", what="slurmctld does not start again")
         pause.append(time.monotonic() - begun)
@@ -204,7 +201,7 @@ def create(host, path, munge_key):
 
 
 def identify(user, group):
-    # A name that this host does not know yet stays root's, and the configure phase gives it to its owner.
+    # A file of an owner that this host does not have yet belongs to root until the configure phase corrects it.
     try:
         uid = pwd.getpwnam(user).pw_uid
     except KeyError:
@@ -217,7 +214,7 @@ def identify(user, group):
 
 
 def load(host):
-    """The dump into a database beside the live one, so that a dump that fails half-way has changed nothing."""
+    """Load the dump into a database beside the live one, so that a load that fails half-way changes nothing."""
     beside = host.database() + "_restore"
     host.sql("DROP DATABASE IF EXISTS `%s`; CREATE DATABASE `%s`" % (beside, beside))
     try:
@@ -238,11 +235,11 @@ def tables(host, database):
 
 
 def swap(host, beside):
-    """The loaded tables for the live ones, in one statement that MariaDB does whole or not at all."""
+    """Swap the live tables for the loaded ones, in one statement that MariaDB runs as a whole or not at all."""
     name = host.database()
     host.sql("CREATE DATABASE IF NOT EXISTS `%s`; CREATE DATABASE IF NOT EXISTS `%s`" % (name, aside(host)))
     if tables(host, aside(host)):
-        # A run that was cut after its swap: what is live came from this archive already.
+        # An earlier run was interrupted after the swap, so the live database came from this archive.
         host.sql("".join("DROP TABLE `%s`.`%s`; " % (name, table) for table in tables(host, name)) or "SELECT 1")
     moves = ["`%s`.`%s` TO `%s`.`%s`" % (name, table, aside(host), table) for table in tables(host, name)]
     moves += ["`%s`.`%s` TO `%s`.`%s`" % (beside, table, name, table) for table in tables(host, beside)]
@@ -250,16 +247,9 @@ def swap(host, beside):
 
 
 def mark(stage):
-    """How far a restore came, for the one that is run again after it was cut."""
+    """Record how far a restore came, for the next run after an interruption."""
     with open(MARKER, "w", encoding="utf-8") as handle:
         handle.write(stage)
-
-
-def stage_of_last():
-    if not os.path.exists(MARKER):
-        return ""
-    with open(MARKER, encoding="utf-8") as handle:
-        return handle.read()
 
 
 def restore(module, host, path, cluster, force):
@@ -273,7 +263,7 @@ def restore(module, host, path, cluster, force):
     if local and not host.active("mariadb") and not module.check_mode:
         host.run("systemctl", "start", "mariadb", what="MariaDB does not start")
         begun = True
-    # Before the install phase a controller made anew has no client.
+    # A new controller has no client before the install phase.
     reachable = shutil.which("mariadb") and (not local or host.active("mariadb"))
     found = logic.objections(
         manifest,
@@ -298,7 +288,7 @@ def restore(module, host, path, cluster, force):
     if not os.path.isdir(state):
         os.makedirs(state, 0o755)
         os.chown(state, *identify("slurm", "slurm"))
-    stage = stage_of_last()
+    stage = read_text(MARKER, "")
     if not stage:
         logic.forget_aside(state)
         host.sql("DROP DATABASE IF EXISTS `%s`" % aside(host))
@@ -312,7 +302,7 @@ def restore(module, host, path, cluster, force):
     logic.unpack(os.path.join(host.folder, logic.CONFIG), CONF, identify, overwrite=False)
     swap(host, beside)
     os.unlink(MARKER)
-    # On a fresh controller there was nothing to keep.
+    # A new controller had nothing to keep.
     if not tables(host, aside(host)):
         host.sql("DROP DATABASE `%s`" % aside(host))
     if not os.listdir(os.path.join(state, logic.REPLACED)):
@@ -343,7 +333,7 @@ def main():
             result["manifest"] = {}
         elif params["state"] == "created":
             result["manifest"], result["pause_s"] = create(host, params["path"], params["munge_key"])
-            # Ansible fetches it as the user it came as, who owns the folder it lies in.
+            # Ansible fetches the archive as its own user, who owns the folder.
             owner = os.stat(os.path.dirname(params["path"]))
             os.chown(params["path"], owner.st_uid, owner.st_gid)
         else:

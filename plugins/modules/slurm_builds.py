@@ -6,20 +6,20 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: slurm_builds
-short_description: Compare Slurm's own builds on a node with the list of them, or make one of them active
+short_description: Check the list of Slurm's builds from source, or make one of them active
 version_added: 0.1.0
 description:
-  - Says which versions of O(sources) are not below O(root) on this node as they should be.
+  - Refuses O(sources) that cannot be built, and returns what is built.
   - O(state=active) turns the link C(current) below O(root) to a version. It is refused while daemons run with another one, because daemons
     have an order in which they are upgraded.
 author:
   - The Muster developers (@muster-fleet)
 options:
   state:
-    description: Whether to compare only, or to make a version active.
+    description: Whether to check only, or to make a version active.
     type: str
-    choices: [compared, active]
-    default: compared
+    choices: [checked, active]
+    default: checked
   sources:
     description: Versions with C(version), C(url), C(sha256), and perhaps C(configure) (options) and C(packages) (that the build needs).
     type: list
@@ -33,15 +33,6 @@ options:
     description: Address or folder where the files of all URLs lie instead.
     type: str
     default: ""
-  system:
-    description: Names that say for which system it is built, such as the distribution and the architecture.
-    type: list
-    elements: str
-    required: true
-  recipe:
-    description: SHA-256 of the way it is built.
-    type: str
-    required: true
   root:
     description: Folder of the versions.
     type: path
@@ -60,23 +51,16 @@ attributes:
 """
 
 EXAMPLES = r"""
-- name: See what the node lacks
+- name: Check the list of builds
   muster.fleet.slurm_builds:
     sources: "{{ slurm_sources }}"
     version: 24.11.5
-    system: [debian13, x86_64]
-    recipe: "{{ lookup('ansible.builtin.file', 'build-slurm.sh') | hash('sha256') }}"
   register: slurm_built
 """
 
 RETURN = r"""
 builds:
-  description: What each version is made from, and the name of its archive.
-  returned: success
-  type: list
-  elements: dict
-missing:
-  description: Those of them that are not on this node.
+  description: What each version is made from.
   returned: success
   type: list
   elements: dict
@@ -95,45 +79,35 @@ import os
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.muster.fleet.plugins.module_utils.slurm_source import SourceError, builds, switch_problem
+from ansible_collections.muster.fleet.plugins.module_utils.basics import read_attribute
+from ansible_collections.muster.fleet.plugins.module_utils.slurm.source import SourceError, builds, switch_fault
 
 DAEMONS = ("slurmdbd", "slurmctld", "slurmd", "sackd")
-
-
-def read(path):
-    try:
-        with open(path, encoding="utf-8", errors="replace") as handle:
-            return handle.read().strip()
-    except OSError:
-        return ""
 
 
 def main():
     module = AnsibleModule(
         argument_spec={
-            "state": {"type": "str", "choices": ["compared", "active"], "default": "compared"},
+            "state": {"type": "str", "choices": ["checked", "active"], "default": "checked"},
             "sources": {"type": "list", "elements": "dict", "required": True},
             "version": {"type": "str", "default": ""},
             "mirror": {"type": "str", "default": ""},
-            "system": {"type": "list", "elements": "str", "required": True},
-            "recipe": {"type": "str", "required": True},
             "root": {"type": "path", "default": "/opt/slurm"},
             "upgrading": {"type": "bool", "default": False},
         },
         supports_check_mode=True,
     )
     params = module.params
-    root, link = params["root"], os.path.join(params["root"], "current")
+    link = os.path.join(params["root"], "current")
     try:
-        made, wanted = builds(params["sources"], params["version"], params["mirror"], params["system"], params["recipe"])
+        made, wanted = builds(params["sources"], params["version"], params["mirror"])
     except SourceError as error:
         module.fail_json(msg=str(error))
     now = os.path.basename(os.readlink(link)) if os.path.islink(link) else ""
-    running = sorted({read(path) for path in glob.glob("/proc/[0-9]*/comm")} & set(DAEMONS))
-    problem = "" if params["upgrading"] else switch_problem(now, wanted, running)
-    if problem:
-        module.fail_json(msg=problem)
-    missing = [build for build in made if read(os.path.join(root, build["version"], ".muster-build")) != build["archive"]]
+    running = sorted({read_attribute(path) for path in glob.glob("/proc/[0-9]*/comm")} & set(DAEMONS))
+    fault = "" if params["upgrading"] else switch_fault(now, wanted, running)
+    if fault:
+        module.fail_json(msg=fault)
     turned = params["state"] == "active" and now != wanted
     if turned and not module.check_mode:
         temporary = link + ".new"
@@ -144,7 +118,6 @@ def main():
     module.exit_json(
         changed=turned,
         builds=made,
-        missing=missing,
         active=now,
         wanted=wanted,
         diff={"before": "active: %s\n" % now, "after": "active: %s\n" % wanted} if turned else {},

@@ -54,7 +54,7 @@ options:
     choices: [finished, submitted, cancelled]
     default: finished
   rerun:
-    description: Run the job again although a result is stored. A job in the queue is not doubled.
+    description: Run the job again although a result is stored. A job in the queue is not submitted twice.
     type: bool
     default: false
   retry:
@@ -78,7 +78,7 @@ options:
     type: int
     default: 300
   poll:
-    description: Seconds between two questions to Slurm.
+    description: Seconds between two queries.
     type: int
     default: 5
 """
@@ -88,7 +88,7 @@ EXAMPLES = r"""
   muster.fleet.slurm_job:
     job:
       name: train
-      command: [python, -m, trainer.train, --steps, "200"]
+      command: [python, -m, trainer, train, --max_steps, "200"]
       venv: /fsx/venv
       nodes: 2
       time_limit: 30
@@ -195,7 +195,7 @@ result:
   type: dict
   sample: {}
 folder:
-  description: The job's place in the store.
+  description: The job's folder in the store.
   returned: always
   type: str
   sample: /fsx/muster/jobs/train-2f604121ef80
@@ -223,8 +223,10 @@ import pwd
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.muster.fleet.plugins.module_utils import job as documents
-from ansible_collections.muster.fleet.plugins.module_utils import slurm, slurm_job
+from ansible_collections.muster.fleet.plugins.module_utils.jobs import document as documents
+from ansible_collections.muster.fleet.plugins.module_utils.jobs import sbatch
+from ansible_collections.muster.fleet.plugins.module_utils.jobs import slurm as slurm_job
+from ansible_collections.muster.fleet.plugins.module_utils.slurm import text as slurm
 
 
 def main():
@@ -257,7 +259,7 @@ def main():
         module.fail_json(msg="Only root can submit as %s; run the task with become, or as that user." % params["user"])
 
     def run(argv, as_user):
-        # A job must not depend on who called: it gets the environment of a fresh login, and none of this process's.
+        # A job must not depend on its caller, so it gets the environment of a new login and nothing of this process.
         if as_user:
             names = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": user.pw_dir, "USER": user.pw_name, "LOGNAME": user.pw_name}
             become = ["runuser", "-u", user.pw_name, "--"] if os.geteuid() != user.pw_uid else []
@@ -288,12 +290,12 @@ def main():
             pending_timeout=params["pending_timeout"],
         )
         if params["job"] is not None:
-            script = slurm.render_sbatch(document, identity, folder, params["stop_at"])
+            script = sbatch.render_sbatch(document, identity, folder, params["stop_at"])
             files = {"job.json": json.dumps(document, indent=1) + "\n", "job.sbatch": script}
             options = []
         else:
             files = {"job.sbatch": params["script"]}
-            options = slurm.store_options(name, identity, folder)
+            options = sbatch.store_options(name, identity, folder)
         before = store.read("job.sbatch")
 
         def check():
@@ -310,7 +312,7 @@ def main():
             check_mode=module.check_mode,
             check=check,
         )
-    except documents.JobError as error:
+    except (documents.JobError, slurm.SlurmError) as error:
         module.fail_json(msg=str(error), **facts)
     except slurm_job.SlurmJobError as error:
         facts.update(error.facts)

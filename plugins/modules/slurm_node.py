@@ -15,7 +15,7 @@ author:
   - The Muster developers (@muster-fleet)
 description:
   - Drains nodes with a Reason that names the check which asked for it, and waits until their jobs have ended.
-  - Resumes a node only when its Reason is one of the same check. What a human, Slurm or another check took out of service stays so,
+  - Resumes a node only when its Reason is from the same check. What a human, Slurm or another check took out of service stays so,
     and is named in the result.
   - Runs on a host with Slurm's commands, as root or Slurm's own user.
 attributes:
@@ -43,11 +43,11 @@ options:
     choices: [drained, resumed]
     required: true
   check:
-    description: The check on whose behalf. The Reason is C(muster:<check>:) and the O(reason).
+    description: The check that asks. The Reason is C(muster:<check>:) and the O(reason).
     type: str
     required: true
   reason:
-    description: Why, in a few words. Needed to drain.
+    description: The reason in a few words. Required to drain.
     type: str
     default: ""
   update_reason:
@@ -64,7 +64,7 @@ options:
     type: int
     default: 3600
   poll:
-    description: Seconds between two questions to Slurm.
+    description: Seconds between two queries.
     type: int
     default: 5
 """
@@ -108,7 +108,8 @@ import time
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.muster.fleet.plugins.module_utils import slurm, slurm_node
+from ansible_collections.muster.fleet.plugins.module_utils.slurm import node as slurm_node
+from ansible_collections.muster.fleet.plugins.module_utils.slurm import text as slurm
 
 
 def main():

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: slurm_reservations
-short_description: Make Slurm's reservations as they are said
+short_description: Create and change Slurm's reservations
 version_added: 0.1.0
 description:
-  - Reads the reservations once and makes those that there are not, and changes what differs in those that there are.
-  - One that is over is not made again. One that nobody names is left alone.
+  - Reads the reservations once, creates those that are missing and changes those that differ.
+  - Does not create a reservation again that is over, and leaves reservations alone that are not named.
 author:
   - The Muster developers (@muster-fleet)
 options:
@@ -54,8 +54,8 @@ import time
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.muster.fleet.plugins.module_utils import slurm
-from ansible_collections.muster.fleet.plugins.module_utils.slurm_reservations import plan, refusal, reservations
+from ansible_collections.muster.fleet.plugins.module_utils.slurm import text as slurm
+from ansible_collections.muster.fleet.plugins.module_utils.slurm.reservations import plan, refusal, reservations
 
 
 def main():

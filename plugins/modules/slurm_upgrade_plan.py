@@ -6,12 +6,12 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: slurm_upgrade_plan
-short_description: Say what an upgrade of Slurm has to do, or why it cannot be made
+short_description: Plan an upgrade of Slurm, or say why it is impossible
 version_added: 0.1.0
 description:
-  - Compares the versions of all hosts with the one asked for and returns the hosts of each step in the order that Slurm asks for.
-  - A downgrade, a step over more releases than Slurm understands, and a version that no source offers are refused with one sentence.
-  - Looks at nothing but its arguments.
+  - Compares the versions of all hosts with the one asked for and returns the hosts of each step in Slurm's order.
+  - A downgrade, a step over more releases than Slurm understands, and a version that no source offers are each refused with one sentence.
+  - Reads only its arguments.
 author:
   - The Muster developers (@muster-fleet)
 options:
@@ -71,7 +71,7 @@ steps:
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.muster.fleet.plugins.module_utils.slurm_upgrade import UpgradeError, plan
+from ansible_collections.muster.fleet.plugins.module_utils.slurm.upgrade import UpgradeError, plan
 
 
 def main():

@@ -137,10 +137,9 @@ text:
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.muster.fleet.plugins.module_utils.catalogue import CatalogueError, instance_type
-from ansible_collections.muster.fleet.plugins.module_utils.env_lint import lint
-from ansible_collections.muster.fleet.plugins.module_utils.stack import StackError, validate
-from ansible_collections.muster.fleet.plugins.module_utils.stack_rules import SCOPES, Case, explain, judge, sentence, verdict
+from ansible_collections.muster.fleet.plugins.module_utils.hardware.catalogue import CatalogueError, instance_type
+from ansible_collections.muster.fleet.plugins.module_utils.stack.env_lint import lint
+from ansible_collections.muster.fleet.plugins.module_utils.stack.rules import SCOPES, Case, explain, judge, sentence, verdict
 
 
 def result_of(params, name):
@@ -189,10 +188,8 @@ def main():
     if not params["instance_types"]:
         module.fail_json(msg="No instance type is named; give instance_types one of the catalogue at least.")
     try:
-        for stack in [params["stack"], *params["others"]]:
-            validate({key: value for key, value in stack.items() if key != "sha256"})
         results = [result_of(params, name) for name in params["instance_types"]]
-    except (CatalogueError, StackError) as error:
+    except CatalogueError as error:
         module.fail_json(msg=str(error))
     text = [line for result in results for line in explain(result)]
     said = [

@@ -31,7 +31,7 @@ attributes:
     description: Reads only.
     support: full
   diff_mode:
-    description: There is nothing to show.
+    description: The module changes nothing that a diff could show.
     support: none
 """
 
@@ -76,11 +76,12 @@ text:
   type: str
 """
 
-import os
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.muster.fleet.plugins.module_utils import manifest, stack_facts
+from ansible_collections.muster.fleet.plugins.module_utils.basics import read_text
+from ansible_collections.muster.fleet.plugins.module_utils.node import manifest
+from ansible_collections.muster.fleet.plugins.module_utils.stack import facts as stack_facts
 
 
 def main():
@@ -93,11 +94,7 @@ def main():
     )
     prefix, path = module.params["container"], module.params["manifest"]
     try:
-        text = ""
-        if os.path.exists(path):
-            with open(path, encoding="utf-8") as handle:
-                text = handle.read()
-        expected = stack_facts.promised(manifest.parse(text, path))
+        expected = stack_facts.promised(manifest.parse(read_text(path, ""), path))
     except manifest.ManifestError as error:
         module.fail_json(msg=str(error))
     rc, out, err = module.run_command(["sh", "-c", stack_facts.SCRIPT])
@@ -107,7 +104,7 @@ def main():
         if not module.get_bin_path(prefix[0]):
             module.fail_json(msg="%s is not on this host; name in container how a command is run in the container." % prefix[0])
         rc, out, err = module.run_command([*prefix, "sh", "-c", stack_facts.SCRIPT])
-        # The script itself ends with any code; what never began has printed no section.
+        # The script may end with any code. A script that never began has printed no section.
         if "## packages" not in out:
             said = " ".join((err or out).split())[:300]
             module.fail_json(msg="No command could be run by `%s` (%s); see that the container runs." % (" ".join(prefix), said))

@@ -9,9 +9,9 @@ module: units
 short_description: Keep a list of systemd units enabled and running in one call
 version_added: 0.1.0
 description:
-  - Enables and starts the named units in the given order, only those that are not yet.
-  - Lets systemd read its unit files again when it says that they changed.
-  - Asks systemd once for all of them, so a converge that changes nothing costs one call.
+  - Enables and starts units in the given order, unless they are enabled and running.
+  - Reloads systemd when unit files changed.
+  - Asks systemd about all units in one call, which is all that a converge without changes costs.
 author:
   - The Muster developers (@muster-fleet)
 options:
@@ -20,7 +20,7 @@ options:
     type: list
     elements: str
   units:
-    description: Units in the order in which they are started, each with what is its own.
+    description: Units in the order in which they are started, each with its own options.
     type: list
     elements: dict
     version_added: 0.3.0
@@ -30,7 +30,7 @@ options:
         type: str
         required: true
       restart_after:
-        description: As O(restart_after), for this unit alone.
+        description: As O(restart_after), for this unit only.
         type: list
         elements: path
         default: []
@@ -43,7 +43,7 @@ options:
     choices: [started, restarted, stopped]
     default: started
   unwanted:
-    description: Units that are stopped and disabled before O(names) are looked after; one that does not exist is as it should be.
+    description: Units to stop and disable first. A unit that does not exist needs nothing.
     type: list
     elements: str
     default: []
@@ -51,14 +51,14 @@ options:
   restart_after:
     description:
       - Files that the units read when they start. A unit that started before one of them was last written is restarted.
-      - Times are compared instead of remembering what this run changed, so a run that was killed after it wrote a file loses no restart.
+      - The module compares times, so that no restart is lost when a run is killed after it wrote a file.
     type: list
     elements: path
     default: []
   executables:
     description:
-      - Files that the units run and fetch by themselves. A unit that runs while one of them is there and not executable is restarted.
-      - slurmctld 24.11 pushes its scripts without that bit to a slurmd that it did not know before. A slurmd that starts fetches them
+      - Files that the units fetch and execute. A running unit is restarted when one of the files exists and is not executable.
+      - slurmctld 24.11 pushes its scripts without the executable bit to a slurmd that is new to it. A slurmd that starts fetches them
         with it.
     type: list
     elements: path
@@ -66,7 +66,7 @@ options:
     version_added: 0.2.0
 attributes:
   check_mode:
-    description: Says what would be done.
+    description: Reports the commands that would run.
     support: full
   diff_mode:
     description: Shows the state of each unit before and after.
@@ -79,7 +79,7 @@ EXAMPLES = r"""
     names: [munge, slurmctld]
     restart_after: [/etc/munge/munge.key]
 
-- name: configure | Start the database and what needs it
+- name: configure | Start the database and the daemon that needs it
   muster.fleet.units:
     units:
       - name: mariadb
@@ -107,11 +107,11 @@ import time
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.muster.fleet.plugins.module_utils.units import ENVIRONMENT, plan, show, started_at
+from ansible_collections.muster.fleet.plugins.module_utils.node.units import ENVIRONMENT, plan, show, started_at
 
 
 def written(paths):
-    """When the newest of the files was written, 0 when none is there."""
+    """When the newest of the files was written, 0 when none exists."""
     return max([os.stat(path).st_mtime for path in paths if os.path.exists(path)], default=0)
 
 
@@ -143,7 +143,7 @@ def main():
     before = show(module, [*names, *unwanted])
     missing = [name for name in names if before[name]["LoadState"] == "not-found"]
     if missing and not module.check_mode:
-        module.fail_json(msg="The systemd unit %s does not exist on this node; install the package that brings it first." % missing[0])
+        module.fail_json(msg="The systemd unit %s does not exist on this node; install its package first." % missing[0])
     if any(unit["NeedDaemonReload"] == "yes" for unit in before.values()) and not module.check_mode:
         module.run_command(["systemctl", "daemon-reload"], check_rc=True)
     now, monotonic = time.time(), time.monotonic()

@@ -1,7 +1,7 @@
 # Copyright: the Muster developers
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Fetching files on the Ansible controller and checking them by sum or signature."""
+"""Downloads files on the Ansible controller and checks them by checksum or signature."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import urllib.request
 from contextlib import contextmanager
 from pathlib import Path
 
-from ansible_collections.muster.fleet.plugins.module_utils.stack import mirrored
+from ansible_collections.muster.fleet.plugins.module_utils.stack.document import mirrored
 
 TRIES = 4
 PART = ".part"
@@ -26,11 +26,11 @@ BLOCK = 1 << 20
 
 
 class DownloadError(Exception):
-    """A file cannot be had, or is not what it should be; the text is one sentence for the user."""
+    """A file cannot be downloaded, or fails its check; the text is one sentence for the user."""
 
 
 def fetch(url: str, path: Path, mirror: str = "", wait: float = 1.0) -> None:
-    """Fetch to `path`, going on where an earlier run was cut. What does not answer is tried again, with longer and longer pauses."""
+    """Download to `path`, and resume where an earlier run stopped. Try again when there is no answer, with longer and longer pauses."""
     address = mirrored(url, mirror)
     part = path.with_name(path.name + PART)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -41,7 +41,7 @@ def fetch(url: str, path: Path, mirror: str = "", wait: float = 1.0) -> None:
             return
         except urllib.error.HTTPError as error:
             said = f"{error.code} {error.reason}"
-            if error.code == 416:  # nothing is left to fetch, or the file is another one now: from its beginning
+            if error.code == 416:  # the download is complete, or the file has changed: begin again
                 part.unlink(missing_ok=True)
             elif error.code < 500 and error.code not in (408, 429):
                 raise DownloadError(
@@ -77,7 +77,7 @@ def _go_on(address: str, part: Path) -> None:
 
 
 def cached_path(source: dict, cache: Path) -> tuple[Path, str]:
-    """(where the file of a source lies in the cache, what is fetched for it). Without a sum its name is made of address and fingerprint."""
+    """(path of a source's file in the cache, what to download). Without a checksum its name is made of address and fingerprint."""
     signature = source.get("signature")
     url = signature["key"] if source["kind"] == "repository" else source["url"]
     proof = source.get("sha256") or hashlib.sha256(f"{url} {signature['fingerprint']}".encode()).hexdigest()
@@ -85,7 +85,7 @@ def cached_path(source: dict, cache: Path) -> tuple[Path, str]:
 
 
 def cached(source: dict, cache: Path, wait: float = 1.0) -> Path:
-    """The file of a source as `stack.source_of` gives it, fetched when nobody has yet, and good. Of a repository its key, and no other.
+    """The verified file of a source as `stack.source_of` gives it, downloaded when it is not in the cache. For a repository, its key alone.
 
     Hosts and playbooks that want the same wait for each other, so that it is fetched once.
     """
@@ -93,7 +93,7 @@ def cached(source: dict, cache: Path, wait: float = 1.0) -> Path:
     path, url = cached_path(source, cache)
     with _locked(path):
         if path.exists() and not signature and sha256(path) != source["sha256"]:
-            path.unlink()  # somebody else's doing, for it was good when it came
+            path.unlink()  # it was changed after its download
         if not path.exists():
             fetch(url, path, wait=wait)
         if not signature:
@@ -108,7 +108,7 @@ def cached(source: dict, cache: Path, wait: float = 1.0) -> Path:
                 fetch(signature["url"], detached, wait=wait)
             check_signature(path, detached, key, signature["fingerprint"], url)
         except DownloadError:
-            # What is not good must not be found by the next run.
+            # The next run must not find a file that failed its check.
             for each in (path, key, detached):
                 each.unlink(missing_ok=True)
             raise
@@ -124,7 +124,7 @@ def _locked(path: Path):
 
 
 def _only_key(path: Path, to: Path, fingerprint: str, url: str) -> Path:
-    """The one key of this fingerprint from a file that may have others, as text that apt and rpm read."""
+    """The key of this fingerprint alone, from a file that may have others, as text that apt and rpm read."""
     try:
         check_key(path, fingerprint, url)
     except DownloadError:
@@ -145,7 +145,7 @@ def check_sum(path: Path, wanted: str, url: str) -> None:
     found = sha256(path)
     if found != wanted:
         path.unlink()
-        # Of a mirror folder that was the copy: its own file is for its owner to remove, and would be taken again.
+        # For a mirror folder this removed only the copy: the next run would use the folder's file again until its owner removes it.
         remedy = "remove it there and fill the folder by make mirror" if url.startswith("file:") else "the file was removed"
         raise DownloadError(f"{url} has the sha256 {found} and the stack says {wanted}; {remedy}.")
 
@@ -157,7 +157,7 @@ def check_signature(path: Path, signature: Path, key: Path, fingerprint: str, ur
         _gpg(home, "--import", str(key))
         said = _gpg(home, "--status-fd", "1", "--verify", str(signature), str(path))
     good = [line.split() for line in said.splitlines() if line.startswith("[GNUPG:] VALIDSIG ")]
-    # The first fingerprint is that of the key that signed, the last that of its primary key.
+    # The first fingerprint is of the key that signed, the last of its primary key.
     if not any(fingerprint in (words[2], words[-1]) for words in good):
         raise DownloadError(f"{url} has no good signature of the key {fingerprint}; do not use it.")
 

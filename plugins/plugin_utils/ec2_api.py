@@ -1,7 +1,7 @@
 # Copyright: the Muster developers
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Instances of several regions and accounts from EC2, side by side, by boto3."""
+"""Reads instances of several regions and accounts from EC2 in parallel, by boto3."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 from ansible.module_utils.common.dict_transformations import _camel_to_snake
 
-from ansible_collections.muster.fleet.plugins.module_utils.aws import DENIED, AwsError, sentence
-from ansible_collections.muster.fleet.plugins.module_utils.aws import Accounts as AwsAccounts
-from ansible_collections.muster.fleet.plugins.module_utils.catalogue import instance_type, names
-from ansible_collections.muster.fleet.plugins.module_utils.ec2_hosts import stop_at
-from ansible_collections.muster.fleet.plugins.module_utils.ec2_instances import Ec2Error, instance_reader, read_page
+from ansible_collections.muster.fleet.plugins.module_utils.aws.accounts import DENIED, AwsError, sentence
+from ansible_collections.muster.fleet.plugins.module_utils.aws.accounts import Accounts as AwsAccounts
+from ansible_collections.muster.fleet.plugins.module_utils.aws.hosts import stop_at
+from ansible_collections.muster.fleet.plugins.module_utils.aws.instances import Ec2Error, instance_reader, read_page
+from ansible_collections.muster.fleet.plugins.module_utils.hardware.catalogue import instance_type, names
 
 
 class Accounts(AwsAccounts):
@@ -42,7 +42,7 @@ def _instances(client, filters, read, lock):
     bodies = []
 
     def take(response_dict, **_more):
-        # botocore is left an empty answer to parse: read_page does it in a fifth of the time. Errors stay botocore's, with its retries.
+        # botocore gets an empty answer to parse, because read_page takes a fifth of its time. botocore still handles errors and retries.
         if response_dict["status_code"] == 200:
             bodies.append(response_dict["body"])
             response_dict["body"] = b"<DescribeInstancesResponse/>"
@@ -59,7 +59,7 @@ def _instances(client, filters, read, lock):
 
 
 def _topology(client):
-    """Instance id to its network nodes, from the top layer down."""
+    """{instance id: its network nodes, from the top layer down}."""
     types = [each for each in names() if instance_type(each)["topology_layers"]]
     filters = [{"Name": "instance-type", "Values": types}]
     pages = client.get_paginator("describe_instance_topology").paginate(Filters=filters, PaginationConfig={"PageSize": 100})
@@ -67,7 +67,7 @@ def _topology(client):
 
 
 def _stop_times(client, instances):
-    """Give the instances of capacity blocks their muster_stop_at. EC2 is asked only where there are some."""
+    """Set muster_stop_at of the instances of capacity blocks. Calls EC2 only when there are some."""
     blocks = {each.get("capacity_reservation_id") for each in instances if each.get("instance_lifecycle") == "capacity-block"} - {None}
     if blocks:
         pages = client.get_paginator("describe_capacity_reservations").paginate(CapacityReservationIds=sorted(blocks))
@@ -80,7 +80,7 @@ def _stop_times(client, instances):
 
 
 def query(options, include, exclude, warn):
-    """All instances sorted by id, the names of variables they may have, and whether nothing was left out.
+    """All instances sorted by id with the names of variables they may have, and whether nothing was left out.
 
     include, exclude: lists of EC2's filter lists.
 
@@ -105,7 +105,7 @@ def query(options, include, exclude, warn):
         try:
             _stop_times(client, instances)
         except (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError) as error:
-            # Hosts without their end are worth more than no hosts.
+            # Hosts without a stop time are better than no hosts.
             said = sentence(error, "DescribeCapacityReservations", where)
             warn(f"No muster_stop_at, jobs will not end before their capacity block does: {said}")
             unknown.append(where)
@@ -143,11 +143,11 @@ def query(options, include, exclude, warn):
                 if instance["instance_id"] in nodes:
                     instance["muster_network_nodes"] = nodes[instance["instance_id"]]
                 found.append(instance)
-    return sorted(found, key=lambda each: each["instance_id"]), known, not (failed or unknown)
+    return (sorted(found, key=lambda each: each["instance_id"]), sorted(known)), not (failed or unknown)
 
 
 def cache_key(options, include, exclude, environ=None):
-    """A name for what these options would fetch. The account is told by the key, the profile or the role, without asking AWS who it is."""
+    """The cache key of these options. The access key, profile or role stands for the account, so that AWS need not be asked."""
     environ = os.environ if environ is None else environ
     files = [environ.get(each, "") for each in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE", "AWS_ROLE_ARN")]
     home = options["region"] or environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION") or ""

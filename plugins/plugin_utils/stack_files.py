@@ -5,14 +5,23 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import yaml
 
-from ansible_collections.muster.fleet.plugins.module_utils import stack
+from ansible_collections.muster.fleet.plugins.module_utils.stack import document as stack
 
-# Behind the links that make a checkout a collection.
-STACKS = Path(__file__).resolve().parents[2] / "stacks"
+# resolve() follows the links that make a checkout a collection.
+ROOT = Path(__file__).resolve().parents[2]
+STACKS = ROOT / "stacks"
+
+
+@cache
+def known():
+    """The components that a stack may have, each with its own keys and their types, from the component table."""
+    table = yaml.safe_load((ROOT / "playbooks/vars/components.yml").read_text(encoding="utf-8"))["component_table"]
+    return {name: keys for entry in table for name, keys in entry.get("stack", {}).items()}
 
 
 def load(name):
@@ -32,5 +41,5 @@ def load(name):
         except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
             raise stack.StackError(f"Stack {path} cannot be read: {' '.join(str(error).split())}; mend it.") from error
 
-    document = stack.resolve(name, read)
+    document = stack.resolve(name, read, known())
     return {**document, "sha256": stack.digest(document)}

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""Adding one node to a fleet of 100 against adding it to a fleet of 3.
+"""Adding one node to a fleet of 100 beside adding it to a fleet of 3.
 
-One container runs the slurmd of all nodes but the new one (`slurmd -N`), so slurmctld has as many nodes to tell of the new one as in a
-real fleet, and Ansible as many hosts in its inventory. The new node is a container of its own with everything installed, as from an
-image: what is the same at any size must not hide what is not.
+One container runs the slurmd of every node but the new one (`slurmd -N`). So slurmctld tells as many nodes about the new one as in a real
+fleet, and Ansible has as many hosts in its inventory. The new node is a container of its own that has everything installed, as a node from
+an image has: an install takes the same time at any size and would hide what depends on the size.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from pathlib import Path
 
 import yaml
 
-from .converge import addresses
 from .fleets import ROOT, Fleet
+from .table import Row, row
 
 HOME, NEW, CONTROLLER = "compute-1", "compute-2", "controller-1"
 SIZES = (3, 100)
 FIRST_PORT = 7000
-# Each slurmd has a spool and a place for its pid of its own, at the paths that the one slurm.conf of all names.
+# One slurm.conf names the same spool and pid paths for all, so each slurmd gets its own file systems there.
 START = """
 for node in %(nodes)s; do
   systemctl is-active --quiet $node || systemd-run --quiet --unit=$node --property=Delegate=yes unshare --mount sh -c "
@@ -36,7 +36,7 @@ def simulated(size: int) -> list[str]:
 
 
 def inventory(fleet: Fleet, folder: Path, size: int, new: bool) -> Path:
-    """An ordinary inventory of the fleet with `size` nodes, and one more when it is to have the new one."""
+    """An ordinary inventory of the fleet with `size` nodes, and with the new node too if `new` is set."""
     listing = fleet.measure([".venv/bin/ansible-inventory", "-i", str(fleet.inventory), "-e", f"muster_fleet={fleet.name}", "--list"])
     known = json.loads(listing.output)["_meta"]["hostvars"]
     real = {name: {key: value for key, value in known[name].items() if key != "muster_local"} for name in (CONTROLLER, HOME, NEW)}
@@ -61,7 +61,7 @@ def inventory(fleet: Fleet, folder: Path, size: int, new: bool) -> Path:
     if not (path / "group_vars").exists():
         shutil.copytree(ROOT / "inventory/local/group_vars", path / "group_vars")
     document = {
-        # Of the host: group_vars/all goes before what a group has in this file.
+        # Host variables, because group_vars/all beats the group variables of this file.
         "muster_controller": {"hosts": {CONTROLLER: {**real[CONTROLLER], "slurm_nodegroups": groups, "slurm_partitions": partitions}}},
         "muster_compute": {"hosts": compute},
     }
@@ -70,17 +70,18 @@ def inventory(fleet: Fleet, folder: Path, size: int, new: bool) -> Path:
 
 
 def provision(fleet: Fleet, path: Path, limit: str):
-    wanted = json.dumps({"muster_components": ["common", "slurm"], "muster_fleet": fleet.name})
-    argv = [".venv/bin/ansible-playbook", "playbooks/provision.yml", "-i", str(path), "--limit", limit, "-e", wanted]
+    # The same variables as Fleet.stack gives, or the new node would install common again.
+    wanted = {"muster_components": ["common", "slurm"], "muster_fleet": fleet.name, "common_ca_certificates": []}
+    argv = [".venv/bin/ansible-playbook", "playbooks/provision.yml", "-i", str(path), "--limit", limit, "-e", json.dumps(wanted)]
     return fleet.measure(argv)
 
 
 def shell(fleet: Fleet, host: str, script: str) -> str:
-    return fleet.measure([*fleet.ssh(host, addresses(fleet)[host]), script]).output
+    return fleet.measure([*fleet.ssh(host), script]).output
 
 
 def measure(folder: Path, rounds: int = 2) -> dict:
-    """Wall seconds, and CPU-seconds of the controller, of adding the node at each size, the best of `rounds`, and their ratios."""
+    """Wall seconds, and CPU-seconds of the controller, of adding the node at each size: the best of `rounds`."""
     result: dict = {}
     with Fleet("bench-add", 2, folder) as fleet:
         fleet.stack("install", "configure")
@@ -99,13 +100,13 @@ def measure(folder: Path, rounds: int = 2) -> dict:
                 seconds.append(run.wall_s)
                 cpu.append(run.cpu_s)
             result[f"add_to_{size}_s"], result[f"add_to_{size}_cpu_s"] = min(seconds), min(cpu)
-    result["add_100_to_3"] = result["add_to_100_s"] / result["add_to_3_s"]
-    result["add_100_to_3_cpu"] = result["add_to_100_cpu_s"] / result["add_to_3_cpu_s"]
     return result
 
 
-if __name__ == "__main__":
-    import tempfile
-
-    with tempfile.TemporaryDirectory(prefix="muster-bench-") as temporary:
-        print(json.dumps(measure(Path(temporary)), indent=1))
+def rows(folder: Path) -> list[Row]:
+    made = []
+    found = measure(folder)
+    for what, key in (("", "s"), (", CPU of the controller", "cpu_s")):
+        large, small = found[f"add_to_100_{key}"], found[f"add_to_3_{key}"]
+        made.append(row(f"Adding a node to 100{what}", f"{large:.1f} s", f"adding one to 3, {small:.1f} s", large / small, "≤ 1.1"))
+    return made

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""What it costs to bake an AMI of a Slurm node, and what it saves, on the local cloud and a quiet machine.
+"""What an AMI of a Slurm node costs to bake and what it saves, on the local cloud of a quiet machine.
 
-    python -m tests.bench.bake                  of a node without GPUs: common and slurm
-    python -m tests.bench.bake COMPONENT...     of another
-    python -m tests.bench.bake gpu [small]      joins of a node with all that tests.bench.stack installs; `small` as there
+    python -m tests.bench bake                  a node without GPUs: common and slurm; writes docs/performance.md
+    python -m tests.bench bake_gpu              a node with everything that tests.bench.stack installs; writes docs/performance.md
+    python -m tests.bench.bake COMPONENT...     a node with these components; prints JSON
+    python -m tests.bench.bake gpu [small]      as bake_gpu, `small` as in tests.bench.stack; prints JSON
 
-Prints JSON: the bake beside provisioning an instance of Debian that is controller and compute node at once, and a baked node that joins
-this fleet beside a bare one, each from RunInstances to its last check. `gpu` leaves out the comparison of bakes.
+The bake stands beside provisioning of a Debian instance that is controller and compute node at once. A baked node that joins this fleet
+stands beside a bare one, each from RunInstances to its last check. `gpu` compares joins only.
 """
 
 from __future__ import annotations
@@ -17,30 +18,33 @@ import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import yaml
 
 from .fleets import ROOT
 from .stack import NOT_RUN, files, fresh_cache, variables
+from .table import Row, row
 
 sys.path[:0] = [str(ROOT / "tests/support"), str(ROOT / "tools")]
 
 from local_cloud import LocalCloud, ami_of
 
 DEBIAN = "ami-0deb13000000000d1"
-# The authorities are this machine's own, and the same for the builder and the nodes.
+# The builder and the nodes trust the same authorities: none but the image's own.
 AUTHORITIES = {"common_ca_certificates": []}
 
 
 class Fleet:
-    """Instances that an inventory file names, one by one; `asked` are Ansible's variables for all of them."""
+    """Instances that join one by one, in an inventory file; `asked` are Ansible's extra variables for all of them."""
 
     def __init__(self, cloud: LocalCloud, asked: dict) -> None:
         self.cloud = cloud
         self.asked = asked
         self.hosts: dict[str, tuple[str, ...]] = {}
-        shutil.copytree(ROOT / "tests/integration/image_fleet", cloud.folder / "image_fleet")
+        shutil.copytree(ROOT / "tests/e2e/image_fleet", cloud.folder / "image_fleet")
         self.inventory = cloud.folder / "image_fleet/inventory"
         (self.inventory / "aws_fleet.yml").unlink()
         self.key = cloud.folder / "key"
@@ -83,7 +87,7 @@ def build(cloud: LocalCloud, name: str, components: list[str], asked: dict) -> t
 
 
 def measure(cloud: LocalCloud, components: list[str]) -> dict:
-    """All figures; the first builds of a machine fill its caches, so a bake that does not count comes before."""
+    """Seconds of everything. The first build of a machine fills its caches, so a bake that does not count comes first."""
     build(cloud, "warm", components, AUTHORITIES)
     ami, bake = build(cloud, "measured", components, AUTHORITIES)
     manifest = json.loads((cloud.folder / "measured/manifest.json").read_text())
@@ -93,16 +97,14 @@ def measure(cloud: LocalCloud, components: list[str]) -> dict:
     return {
         "bake_s": bake,
         "provision_s": provision,
-        "bake_to_provision": bake / provision,
         "bare_joins_s": bare,
         "baked_joins_s": baked,
-        "baked_to_bare": baked / bare,
         "installed_s": {name: each["seconds"] for name, each in manifest["components"].items()},
     }
 
 
 def measure_gpu(cloud: LocalCloud, small: bool) -> dict:
-    """Joins of a node with the software of GPUs: baked, bare where another has built the sources, and bare as the first."""
+    """Seconds of three joins of a GPU node: baked; bare, when another node has built the sources; bare, as the first."""
     allowed = yaml.safe_load((ROOT / "inventory/local/group_vars/all.yml").read_text())["muster_allow_not_run"]
     asked = {**variables(cloud.folder, small), "muster_allow_not_run": allowed + NOT_RUN}
     components = asked.pop("muster_components")
@@ -110,28 +112,48 @@ def measure_gpu(cloud: LocalCloud, small: bool) -> dict:
     ami, bake = build(cloud, "measured", components, asked)
     print(f"baked in {bake:.1f} s", file=sys.stderr)
     fleet = Fleet(cloud, asked)
-    # A fleet has a compute node, and Slurm's configuration names pyxis for all of them.
+    # The controller is a compute node too, because a fleet needs one, and it carries pyxis, because Slurm's configuration names it for all.
     fleet.joins(DEBIAN, ["common", "slurm", "enroot_pyxis"], "muster_controller", "muster_compute")
     baked, bare = fleet.joins(ami, components, "muster_compute"), fleet.joins(DEBIAN, components, "muster_compute")
     files(fresh_cache(asked), cloud.folder)
     first = fleet.joins(DEBIAN, components, "muster_compute")
-    return {
-        "baked_joins_s": baked,
-        "bare_joins_s": bare,
-        "first_bare_joins_s": first,
-        "baked_to_bare": baked / bare,
-        "baked_to_first_bare": baked / first,
-    }
+    return {"baked_joins_s": baked, "bare_joins_s": bare, "first_bare_joins_s": first}
+
+
+@contextmanager
+def local_cloud(folder: Path) -> Iterator[LocalCloud]:
+    cloud = LocalCloud("bake", folder).start()
+    try:
+        yield cloud
+    finally:
+        cloud.end()
+
+
+def rows(folder: Path) -> list[Row]:
+    with local_cloud(folder) as cloud:
+        found = measure(cloud, ["common", "slurm"])
+    bake, provision, baked, bare = (found[f"{key}_s"] for key in ("bake", "provision", "baked_joins", "bare_joins"))
+    return [
+        row("Bake of an AMI with common and slurm", f"{bake:.1f} s", f"provisioning, {provision:.1f} s", bake / provision, "≤ 1.2"),
+        row("Join of a baked node with common and slurm", f"{baked:.1f} s", f"a bare node, {bare:.1f} s", baked / bare, "≤ 0.2"),
+    ]
+
+
+def rows_gpu(folder: Path) -> list[Row]:
+    with local_cloud(folder) as cloud:
+        found = measure_gpu(cloud, small=False)
+    baked, bare, first = (found[f"{key}_joins_s"] for key in ("baked", "bare", "first_bare"))
+    what = "Join of a baked GPU node"
+    return [
+        row(what, f"{baked:.1f} s", f"the first bare node, {first:.1f} s", baked / first, "≤ 0.2"),
+        row(f"{what}, sources built", f"{baked:.1f} s", f"a further bare node, {bare:.1f} s", baked / bare),
+    ]
 
 
 def main(argv: list[str]) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        cloud = LocalCloud("bake", Path(folder)).start()
-        try:
-            found = measure_gpu(cloud, "small" in argv) if "gpu" in argv else measure(cloud, argv or ["common", "slurm"])
-            print(json.dumps(found, indent=1))
-        finally:
-            cloud.end()
+    with tempfile.TemporaryDirectory() as folder, local_cloud(Path(folder)) as cloud:
+        found = measure_gpu(cloud, "small" in argv) if "gpu" in argv else measure(cloud, argv or ["common", "slurm"])
+    print(json.dumps(found, indent=1))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 #!/bin/sh
-# What the roles common and slurm install, configure and start on one node, as a person would type it: no checks, no manifest, no second run.
+# Installs, configures and starts on one node what the roles common and slurm do, as a person would type it: no checks, no manifest, no second run.
 # bare.sh NODE CONTROLLER COMPUTE1 COMPUTE2  (run on the node; the munge key comes on standard input)
 set -eu
 node=$1 controller=$2 first=$3 second=$4
@@ -69,7 +69,7 @@ EOF
     systemctl enable --now slurmdbd
     until sacctmgr -n show cluster > /dev/null 2>&1; do sleep 0.2; done
     systemctl enable --now slurmctld
-    # slurmctld may not have registered its cluster yet; a person would type it again
+    # This fails when slurmctld has not registered its cluster yet; a person would type it again.
     { sacctmgr -i add account muster && sacctmgr -i add user muster account=muster; } > /dev/null 2>&1 || true
 else
     echo "SLURMD_OPTIONS=\"--conf-server $controller\"" > /etc/default/slurmd

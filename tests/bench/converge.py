@@ -1,35 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""Converge against a bare shell script, the second converge against `ansible -m setup`, and 8 compute nodes against 2."""
+"""The first converge beside a bare shell script, the second beside `ansible -m setup`, and 8 compute nodes beside 2."""
 
 from __future__ import annotations
 
-import json
 import re
 import secrets
 import subprocess
 import time
 from pathlib import Path
 
-from .fleets import ROOT, Fleet
-
-
-def addresses(fleet: Fleet) -> dict[str, str]:
-    """{node: address} from the fleet's state."""
-    return {node["name"]: node["address"] for node in json.loads((fleet.state / "fleet.json").read_text())["nodes"]}
+from .fleets import ROOT, Fleet, Run
+from .table import Row, row
 
 
 def bare_converge_s(fleet: Fleet) -> float:
-    """The shell script on all nodes at once, until every node is idle."""
-    nodes = addresses(fleet)
+    """Seconds of the shell script on all nodes at once, until the daemons run."""
+    nodes = fleet.addresses()
     key = secrets.token_bytes(1024)
     script = (ROOT / "tests/bench/bare.sh").read_text()
-    for name, address in nodes.items():
-        subprocess.run([*fleet.ssh(name, address), "cat > /tmp/bare.sh"], input=script.encode(), check=True)
+    for name in nodes:
+        subprocess.run([*fleet.ssh(name), "cat > /tmp/bare.sh"], input=script.encode(), check=True)
     began = time.monotonic()
     running = []
-    for name, address in nodes.items():
-        command = [*fleet.ssh(name, address), f"sh /tmp/bare.sh {name} controller-1 compute-1 compute-2"]
+    for name in nodes:
+        command = [*fleet.ssh(name), f"sh /tmp/bare.sh {name} controller-1 compute-1 compute-2"]
         running.append((name, subprocess.Popen(command, stdin=subprocess.PIPE)))
     for _name, process in running:
         process.stdin.write(key)
@@ -40,10 +35,14 @@ def bare_converge_s(fleet: Fleet) -> float:
     return time.monotonic() - began
 
 
+def second_converges(fleet: Fleet, count: int = 3) -> list[Run]:
+    return [fleet.stack("install", "configure") for _ in range(count)]
+
+
 def measure(folder: Path, rounds: int = 2) -> dict:
-    """Wall seconds and ratios; the two first converges take turns so that a slow minute of the package mirror meets both."""
+    """All seconds. The script and Muster take turns, so that a slow minute of the package mirror slows both."""
     bare, ours = [], []
-    result: dict = {}
+    found: dict = {}
     for number in range(rounds):
         with Fleet(f"bench-bare{number}", 2, folder) as fleet:
             bare.append(bare_converge_s(fleet))
@@ -52,19 +51,27 @@ def measure(folder: Path, rounds: int = 2) -> dict:
             if number + 1 < rounds:
                 continue
             gather = [".venv/bin/ansible", "all", "-i", str(fleet.inventory), "-e", f"muster_fleet={fleet.name}", "-m", "setup"]
-            setup = min(fleet.measure(gather).wall_s for _ in range(3))
-            second = [fleet.stack("install", "configure") for _ in range(3)]
-            result["second_changed"] = sum(int(count) for count in re.findall(r"changed=(\d+)", second[-1].output))
-            result["second_s"] = min(run.wall_s for run in second)
-            result["setup_s"] = setup
-            result["second_to_setup"] = result["second_s"] / setup
-            result["verify_s"] = fleet.stack("verify_image", "verify_node", "verify_fleet").wall_s
-            result["cpu_s_per_host_at_2"] = min(run.cpu_s for run in second) / 3
-    result["first_bare_s"], result["first_s"] = min(bare), min(ours)
-    result["first_to_bare"] = min(ours) / min(bare)
+            found["setup"] = min(fleet.measure(gather).wall_s for _ in range(3))
+            second = second_converges(fleet)
+            found["changed"] = sum(int(count) for count in re.findall(r"changed=(\d+)", second[-1].output))
+            found["second"] = min(run.wall_s for run in second)
+            found["verify"] = fleet.stack("verify_image", "verify_node", "verify_fleet").wall_s
+            found["cpu_at_2"] = min(run.cpu_s for run in second) / 3
+    found["bare"], found["first"] = min(bare), min(ours)
     with Fleet("bench-eight", 8, folder) as fleet:
         fleet.stack("install", "configure")
-        eight = [fleet.stack("install", "configure") for _ in range(2)]
-        result["cpu_s_per_host_at_8"] = min(run.cpu_s for run in eight) / 9
-    result["cpu_8_to_2"] = result["cpu_s_per_host_at_8"] / result["cpu_s_per_host_at_2"]
-    return result
+        found["cpu_at_8"] = min(run.cpu_s for run in second_converges(fleet, 2)) / 9
+    return found
+
+
+def rows(folder: Path) -> list[Row]:
+    found = measure(folder)
+    first, bare, second, setup = (found[key] for key in ("first", "bare", "second", "setup"))
+    large, small = found["cpu_at_8"], found["cpu_at_2"]
+    return [
+        row("First converge", f"{first:.1f} s", f"a bare shell script, {bare:.1f} s", first / bare, "≤ 1.5"),
+        row("Second converge", f"{second:.1f} s", f"`ansible -m setup`, {setup:.2f} s", second / setup, "≤ 5"),
+        row("Changed tasks of the second converge", str(found["changed"]), "none", found["changed"], "≤ 0"),
+        row("Verify", f"{found['verify']:.1f} s", f"the second converge, {second:.1f} s", found["verify"] / second),
+        row("CPU of the controller per host, 8 compute nodes", f"{large:.2f} s", f"2 compute nodes, {small:.2f} s", large / small, "≤ 1.1"),
+    ]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""Fleets for measuring: small containers, state in a temporary folder, the caches as they are."""
+"""Fleets to measure on: small containers with their state in a temporary folder; the caches are the user's."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from ansible_collections.muster.fleet.plugins.module_utils.places import state_dir
+from ansible_collections.muster.fleet.plugins.module_utils.paths import state_dir
 
 ROOT = Path(__file__).parents[2]
 
 
 class Run(NamedTuple):
-    """How a command went: wall seconds, CPU-seconds of it and its children on this machine, output."""
+    """A finished command: wall seconds, CPU-seconds of it and its children on this machine, output."""
 
     wall_s: float
     cpu_s: float
@@ -27,7 +27,7 @@ class Run(NamedTuple):
 
 
 class Fleet:
-    """A fleet of containers for one measurement; leave the `with` block and it is gone."""
+    """A fleet of containers for one measurement; the end of the `with` block removes it."""
 
     def __init__(self, name: str, compute: int, folder: Path, memory: str = "1500") -> None:
         self.name, self.compute = name, compute
@@ -39,7 +39,11 @@ class Fleet:
         self.state = state_dir(name, self.env)
 
     def __enter__(self) -> Fleet:
-        self.playbook("playbooks/local_up.yml")
+        try:
+            self.playbook("playbooks/local_up.yml")
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_failure) -> None:
@@ -58,10 +62,15 @@ class Fleet:
         return self.measure([".venv/bin/ansible-playbook", path, "-i", str(self.inventory), "-e", f"muster_fleet={self.name}", *extra])
 
     def stack(self, *phases: str) -> Run:
-        """Slurm and what it stands on, as in bare.sh; torch would only measure the package index. Authorities are this machine's own."""
+        """Run these phases of the two components that bare.sh installs too; torch would only measure the package index."""
         wanted = json.dumps({"muster_phases": phases, "muster_components": ["common", "slurm"], "common_ca_certificates": []})
         return self.playbook("playbooks/stack.yml", "-e", wanted)
 
-    def ssh(self, host: str, address: str) -> list[str]:
+    def addresses(self) -> dict[str, str]:
+        """{node: address} from the fleet's state."""
+        return {node["name"]: node["address"] for node in json.loads((self.state / "fleet.json").read_text())["nodes"]}
+
+    def ssh(self, host: str) -> list[str]:
         ssh = self.state / "ssh"
-        return ["ssh", "-F", "none", "-i", f"{ssh}/id_ed25519", "-o", f"UserKnownHostsFile={ssh}/known_hosts", f"root@{address}"]
+        known = f"UserKnownHostsFile={ssh}/known_hosts"
+        return ["ssh", "-F", "none", "-i", f"{ssh}/id_ed25519", "-o", known, f"root@{self.addresses()[host]}"]

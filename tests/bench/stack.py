@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""The install of stack debian-13 against a bare shell script, and provision.yml of a baked node against that of a fresh one.
+"""The install of stack debian-13 beside a bare shell script, and provision.yml of a baked node beside that of a fresh one.
 
-    python -m tests.bench.stack         everything, with CUDA and the real sources, on a quiet machine: half an hour
-    python -m tests.bench.stack small   without CUDA, and contract archives for sources: builds take a second, Muster's own part counts
-    python -m tests.bench.stack small bare|ours|fresh|baked    parts of it, when the machine is to be had for some minutes only
+    python -m tests.bench stack         everything, with CUDA and the real sources, in half an hour; writes docs/performance.md
+    python -m tests.bench.stack small   without CUDA and with stub archives as sources: a build takes a second, so Muster's own work shows
+    python -m tests.bench.stack [small] bare|ours|fresh|baked    some of its parts, when the machine is free for some minutes only
 
-Prints JSON. Real sources are taken from the cache of downloads, or fetched first.
+The last two print seconds as JSON. Real sources come from the cache of downloads, or are fetched first.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ from pathlib import Path
 
 import yaml
 
-from ansible_collections.muster.fleet.plugins.module_utils import stack
-from ansible_collections.muster.fleet.plugins.module_utils.places import cache_dir
+from ansible_collections.muster.fleet.plugins.module_utils.paths import cache_dir
+from ansible_collections.muster.fleet.plugins.module_utils.stack import document as stack
 from ansible_collections.muster.fleet.plugins.plugin_utils import stack_files
 from ansible_collections.muster.fleet.plugins.plugin_utils.downloads import cached
 
-from .converge import addresses
 from .fleets import ROOT, Fleet
+from .table import Row, row
 
+PARTS = ["bare", "ours", "fresh", "baked"]
 SOURCES = ("gdrcopy", "aws_ofi_nccl", "nccl_tests", "pyxis")
-# Roles whose install is measured, in the stack's own order; Slurm for pyxis, which is built against it.
+# The roles whose install is measured, in the stack's order. Slurm is among them because pyxis is built against it.
 ROLES = ["common", "kernel", "cuda", "gdrcopy", "nccl", "aws_ofi_nccl", "nccl_tests", "docker", "slurm", "enroot_pyxis"]
 # What those roles install on a compute node, from their own defaults and the stack's distro packages.
 PACKAGES = (
@@ -51,13 +52,13 @@ NOT_RUN = [
 
 
 def fresh_cache(asked: dict) -> dict:
-    """The same with a cache that has no builds yet."""
+    """Empty the cache, so that it has no builds yet, and return the variables."""
     shutil.rmtree(asked["muster_cache_dir"], ignore_errors=True)
     return asked
 
 
 def variables(folder: Path, small: bool) -> dict:
-    """What Ansible is told; its cache is this measurement's own, because the user's may have the builds."""
+    """Ansible's extra variables. They name a cache of this measurement's own, because the user's may have the builds."""
     asked = {
         "muster_components": [role for role in ROLES if not (small and role == "cuda")],
         "kernel_packages": ["linux-headers-amd64"],
@@ -67,10 +68,10 @@ def variables(folder: Path, small: bool) -> dict:
         "muster_stack_name": "debian-13",
     }
     if small:
-        archives = folder / "contract"
-        subprocess.run([sys.executable, ROOT / ".config/molecule/contract_archives.py", archives], check=True, stdout=subprocess.DEVNULL)
-        # Its enroot is left out, for a bare script would not install that; the rest extends debian-13.
-        document = json.loads((archives / "contract.yml").read_text().split("\n", 1)[1])
+        archives = folder / "stub"
+        subprocess.run([sys.executable, ROOT / ".config/molecule/stub_archives", archives], check=True, stdout=subprocess.DEVNULL)
+        # Leave enroot out, because the bare script does not install it; the rest extends debian-13.
+        document = json.loads((archives / "stub.yml").read_text().split("\n", 1)[1])
         document.pop("enroot", None)
         (archives / "bench.yml").write_text(json.dumps(document))
         asked |= {"muster_stack_name": str(archives / "bench.yml"), "muster_mirror": str(archives)}
@@ -78,7 +79,7 @@ def variables(folder: Path, small: bool) -> dict:
 
 
 def files(asked: dict, folder: Path) -> dict[str, Path]:
-    """The source archives that both use, by component, in Ansible's cache too, so that the network is in neither figure."""
+    """The source archives of both sides by component. They go into Ansible's cache too, so that neither side waits for the network."""
     document = stack_files.load(asked["muster_stack_name"])
     found = {}
     for name in SOURCES:
@@ -92,7 +93,7 @@ def files(asked: dict, folder: Path) -> dict[str, Path]:
 
 
 def bare_s(fleet: Fleet, folder: Path, asked: dict) -> float:
-    """The shell script on a fresh node."""
+    """Seconds of the shell script on a fresh node."""
     bundle = folder / "bare"
     bundle.mkdir()
     sums = ""
@@ -105,7 +106,7 @@ def bare_s(fleet: Fleet, folder: Path, asked: dict) -> float:
     (bundle / "sums").write_text(sums)
     shutil.copy(ROOT / "tests/bench/stack.sh", bundle)
     packed = subprocess.run(["tar", "-C", bundle, "-c", "."], capture_output=True, check=True).stdout
-    ssh = fleet.ssh("compute-1", addresses(fleet)["compute-1"])
+    ssh = fleet.ssh("compute-1")
     subprocess.run([*ssh, "mkdir -p /var/tmp/bare && tar -x -C /var/tmp/bare"], input=packed, check=True)
     packages = PACKAGES + ("nvidia-cuda-toolkit" if "cuda" in asked["muster_components"] else "")
     began = time.monotonic()
@@ -118,14 +119,14 @@ def bare_s(fleet: Fleet, folder: Path, asked: dict) -> float:
 
 
 def ours_s(fleet: Fleet, folder: Path, asked: dict, host: str) -> float:
-    """The install phase on these hosts."""
+    """Seconds of the install phase on these hosts."""
     files(asked, folder)
     extra = json.dumps({**asked, "muster_phases": ["install"]})
     return fleet.playbook("playbooks/stack.yml", "--limit", host, "-e", extra).wall_s
 
 
 def provision_s(fleet: Fleet, folder: Path, asked: dict, baked: bool) -> float:
-    """Seconds of all tasks of provision.yml, with its verify, as its report counts them; the compute node is baked or bare."""
+    """Seconds of all tasks of provision.yml, its verify included, from its report; the compute node is baked or bare."""
     files(asked, folder)
     components = {"muster_controller": ["common", "slurm", "enroot_pyxis"], "muster_compute": asked["muster_components"]}
     asked = {key: value for key, value in asked.items() if key != "muster_components"}
@@ -139,25 +140,34 @@ def provision_s(fleet: Fleet, folder: Path, asked: dict, baked: bool) -> float:
     return sum(each["seconds"] for each in report["timings"]["roles"])
 
 
-def main(argv: list[str]) -> None:
-    small, parts = "small" in argv, [word for word in argv if word != "small"] or ["bare", "ours", "fresh", "baked"]
+def measure(folder: Path, small: bool, parts: list[str]) -> dict[str, float]:
     found: dict[str, float] = {}
-    with tempfile.TemporaryDirectory(prefix="muster-bench-") as name:
-        folder = Path(name)
-        asked = variables(folder, small)
-        for part in parts:
-            with Fleet(f"bench-stack-{part}", 1, folder, memory="3072") as fleet:
-                if part == "bare":
-                    found["bare_s"] = bare_s(fleet, folder, asked)
-                elif part == "ours":
-                    found["ours_s"] = ours_s(fleet, folder, fresh_cache(asked), "compute-1")
-                else:
-                    found[f"{part}_tasks_s"] = provision_s(fleet, folder, fresh_cache(asked), baked=part == "baked")
-                    print(f"{part}: {found[f'{part}_tasks_s']:.2f} s", file=sys.stderr)
-    for name, (one, other) in {"ours_to_bare": ("ours_s", "bare_s"), "baked_to_fresh": ("baked_tasks_s", "fresh_tasks_s")}.items():
-        if {one, other} <= set(found):
-            found[name] = found[one] / found[other]
-    print(json.dumps({key: round(value, 2) for key, value in found.items()}))
+    asked = variables(folder, small)
+    for part in parts:
+        with Fleet(f"bench-stack-{part}", 1, folder, memory="3072") as fleet:
+            if part == "bare":
+                found[part] = bare_s(fleet, folder, asked)
+            elif part == "ours":
+                found[part] = ours_s(fleet, folder, fresh_cache(asked), "compute-1")
+            else:
+                found[part] = provision_s(fleet, folder, fresh_cache(asked), baked=part == "baked")
+            print(f"{part}: {found[part]:.2f} s", file=sys.stderr)
+    return found
+
+
+def rows(folder: Path) -> list[Row]:
+    found = measure(folder, False, PARTS)
+    ours, bare, baked, fresh = (f"{found[part]:.1f} s" for part in ("ours", "bare", "baked", "fresh"))
+    return [
+        row("Install of stack debian-13", ours, f"a bare shell script, {bare}", found["ours"] / found["bare"], "≤ 1.2"),
+        row("Provisioning with a baked GPU node", baked, f"with a bare one, {fresh}", found["baked"] / found["fresh"], "≤ 0.15"),
+    ]
+
+
+def main(argv: list[str]) -> None:
+    with tempfile.TemporaryDirectory(prefix="muster-bench-") as folder:
+        found = measure(Path(folder), "small" in argv, [word for word in argv if word != "small"] or PARTS)
+    print(json.dumps({part: round(seconds, 2) for part, seconds in found.items()}))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 #!/bin/sh
-# What the roles of stack debian-13 install on one node, as a person would type it: no checks, no manifest, no second run, nothing kept for other nodes.
-# stack.sh FOLDER PACKAGE...  (run on the node; FOLDER has the sources NAME.tar.gz, whose sums stand in FOLDER/sums, and the scripts that build them)
+# Installs on one node what the roles of stack debian-13 do, as a person would type it: no checks, no manifest, no second run, nothing kept for other nodes.
+# stack.sh FOLDER PACKAGE...  (run on the node; FOLDER has the sources NAME.tar.gz, their sums in FOLDER/sums, and the scripts that build them)
 set -eu
 folder=$1
 shift
@@ -17,7 +17,7 @@ cd "$folder"
 sha256sum --check --quiet sums
 nvcc=$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)
 export CUDA_HOME="${nvcc%/bin/nvcc}"
-# The helper of the roles' own scripts: architectures that this compiler knows.
+# The roles' build scripts call this helper: nvcc's flags for the architectures that this compiler knows.
 gencode() {
     [ -x "$CUDA_HOME/bin/nvcc" ] || return 0
     for each in 70 75 80 86 89 90 100 103 120; do

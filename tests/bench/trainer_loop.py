@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""What the trainer costs beside what it does: the loop, a checkpoint, the data. Prints one JSON object.
+"""What the trainer adds to the work itself: in the loop, in a checkpoint, in the data. Prints one JSON object.
 
 python tests/bench/trainer_loop.py   (in an environment with torch; about two minutes on one quiet core)
 """
@@ -20,23 +20,27 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import torch
 import torch.distributed as dist
 
-from trainer import checkpoint, data, metrics, optim
+from trainer import metrics, optim
+from trainer.checkpoint.saver import Saver, state_of
+from trainer.checkpoint.store import open_store
 from trainer.config import TrainConfig
+from trainer.data.loader import Loader, open_source
+from trainer.data.tokens import Tokens, prepare, sentences
 from trainer.launch import Ranks, StopFlag, join
 from trainer.llama import Llama, initial_value
-from trainer.parallel import build
+from trainer.parallel.build import build
 from trainer.train import Run, read_shape
 from trainer.watch import Watch
 
-ROUNDS = 5  # of a save, the best of each side counts: other work on the machine only ever slows a round down
+ROUNDS = 5  # of a save; the best of each side counts, because other work on the machine only slows a round down
 WARM = 3  # steps before the clock starts
 PAIRS = 40  # steps of each side; the median of their ratios counts
 BATCH = 4
 
 
 class Bare:
-    """The shortest loop that trains the same model on the same samples: no ranks, no log, no schedule. One rank's model has no wrapper in
-    either loop."""
+    """The shortest loop that trains the same model on the same samples: no ranks, no log, no schedule. Neither loop wraps the
+    model, because there is one rank."""
 
     def __init__(self, folder: Path, config: TrainConfig) -> None:
         shape = read_shape(config)
@@ -45,7 +49,7 @@ class Bare:
             for name, parameter in self.model.named_parameters():
                 parameter.copy_(initial_value(name, parameter.shape, config.seed, config.initializer_range))
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=config.lr, fused=True)
-        source = data.Tokens(folder, shape.max_context_width, config.seed)
+        source = Tokens(folder, shape.max_context_width, config.seed)
         self.batches = iter([source.samples(range(step * BATCH, (step + 1) * BATCH)) for step in range(WARM + PAIRS)])
 
     def step(self) -> None:
@@ -57,7 +61,7 @@ class Bare:
 
 
 class Pairs:
-    """A tracker that makes a bare step after each of the trainer's, and times both: what disturbs one disturbs the other."""
+    """A tracker that makes a bare step after each step of the trainer and times both, so that other work on the machine disturbs both."""
 
     def __init__(self, bare: Bare) -> None:
         self.bare, self.since = bare, 0.0
@@ -72,7 +76,7 @@ class Pairs:
 
 
 def loop(folder: Path) -> dict:
-    """A step of the trainer over one of a bare loop, in turns, for a model whose step takes a few tenths of a second."""
+    """The ratio of a trainer's step to a bare one, in turns, for a model whose step takes a few tenths of a second."""
     config = TrainConfig(
         model="tiny",
         max_context_width=256,
@@ -88,7 +92,7 @@ def loop(folder: Path) -> dict:
     watch = Watch(folder / "hang", config.hang_timeout_s)
     training = Run(config, Ranks(), read_shape(config), device=device, backend=backend, stop=StopFlag(None), watch=watch)
     pairs = Pairs(Bare(folder, config))
-    training.trackers.append(pairs)
+    training.observer.trackers.append(pairs)
     training.train()
     dist.destroy_process_group()
     trainer, bare = (statistics.median(column) for column in zip(*pairs.seconds, strict=True))
@@ -97,7 +101,7 @@ def loop(folder: Path) -> dict:
 
 
 def stall(folder: Path) -> dict:
-    """How long a save stops the training, asynchronous over synchronous: about 350 MB of weights and optimizer state."""
+    """How long an asynchronous and a synchronous save stop the training: about 350 MB of weights and optimizer state."""
     device, _ = join(Ranks(), "gloo", 60)
     config = TrainConfig(model="tiny", hidden_width=768, intermediate_size=3072, num_heads=12, num_key_value_heads=4)
     model = build(read_shape(config), config, device).model
@@ -106,21 +110,21 @@ def stall(folder: Path) -> dict:
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
     seconds: dict[bool, list[float]] = {False: [], True: []}
-    store = checkpoint.open_store(str(folder / "checkpoints"))
-    savers = {kind: checkpoint.Saver(store, 1, kind) for kind in (False, True)}
+    store = open_store(str(folder / "checkpoints"))
+    savers = {kind: Saver(store, 1, kind) for kind in (False, True)}
     for step in range(2 * ROUNDS + 2):
         kind = step % 2 == 1
         began = time.perf_counter()
-        savers[kind].save(step, checkpoint.state_of(model, optimizer), {"identity": {}})
+        savers[kind].save(step, state_of(model, optimizer), {"identity": {}})
         seconds[kind].append(time.perf_counter() - began)
         savers[kind].wait()
     dist.destroy_process_group()
-    # The first asynchronous one gets its memory, which the later ones find.
+    # The first asynchronous save allocates the memory that the later ones reuse.
     synchronous, asynchronous = min(seconds[False]), min(seconds[True][1:])
     return {"save_s": round(synchronous, 4), "stall_s": round(asynchronous, 4), "stall_to_save": round(asynchronous / synchronous, 4)}
 
 
-def tokens_per_s(loader: data.Loader, batches: int) -> float:
+def tokens_per_s(loader: Loader, batches: int) -> float:
     loader.next()
     began = time.perf_counter()
     tokens = sum(loader.next()[0].numel() for _ in range(batches))
@@ -128,21 +132,22 @@ def tokens_per_s(loader: data.Loader, batches: int) -> float:
 
 
 def texts(count: int) -> Iterator[str]:
-    sentences = data.sentences(1)
+    words = sentences(1)
     for _ in range(count):
-        yield "".join(next(sentences) for _ in range(20))
+        yield "".join(next(words) for _ in range(20))
 
 
 def loader(folder: Path) -> dict:
-    """Tokens a second of the pre-tokenised loader, and of streamed text over its tokenizer alone, both on one core."""
-    ready = data.Loader(data.Tokens(folder, 4096, 1), 0, 1, 8)
+    """Tokens a second on one core: of the pre-tokenised loader, of streamed text, and of the tokenizer alone."""
+    ready = Loader(Tokens(folder, 4096, 1), 0, 1, 8)
     found = {"loader_tokens_per_s": round(max(tokens_per_s(ready, 100) for _ in range(3)))}
     try:
         import datasets  # noqa: F401
         from tokenizers import Tokenizer, models, pre_tokenizers, trainers
     except ModuleNotFoundError:
         return found
-    from trainer.streams import DOCUMENTS, Fast
+    from trainer.data.streams import DOCUMENTS
+    from trainer.data.tokenizer import Fast
 
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel()
@@ -160,7 +165,7 @@ def loader(folder: Path) -> dict:
         )
         bare.append(ids / (time.perf_counter() - began))
         config = TrainConfig(dataset_path=str(folder / "text"), tokenizer=str(folder / "tokenizer.json"))
-        streamed.append(tokens_per_s(data.Loader(data.open_source(config, 4000, 2048), 0, 1, 8), ids // (2048 * 8) - 6))
+        streamed.append(tokens_per_s(Loader(open_source(config, 4000, 2048), 0, 1, 8), ids // (2048 * 8) - 6))
     return found | {
         "tokenizer_tokens_per_s": round(max(bare)),
         "streamed_tokens_per_s": round(max(streamed)),
@@ -173,7 +178,7 @@ def main() -> None:
     metrics.logger().handlers[0].setLevel("ERROR")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        data.prepare(folder, 5_000_000, 1, 256)
+        prepare(folder, 5_000_000, 1, 256)
         parts = sys.argv[1:] or ["loop", "stall", "loader"]
         measured: dict = {}
         for part in parts:

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""Peak memory of real training steps on this CPU (resident, above the level after the imports) against `estimate`. Prints JSON.
+"""Peak resident memory of real training steps on this CPU, above the level after the imports, beside `estimate`. Prints JSON.
 
-glibc keeps freed blocks of up to 32 MiB for later, so that what is resident depends on the order of all that was freed before (up to 1.4
-times as much). MALLOC_MMAP_THRESHOLD_ fixes that: freed memory is given back, and what is resident is what the run needs.
+glibc keeps freed blocks of up to 32 MiB, so resident memory depends on the order of earlier frees and may be 1.4 times what the run needs.
+MALLOC_MMAP_THRESHOLD_ makes glibc give freed memory back, so resident memory is what the run needs.
 
-python tests/bench/trainer_memory.py   (in an environment with torch; seconds a shape, each in a process of its own)
+python tests/bench/trainer_memory.py   (in an environment with torch; each case takes seconds, in a process of its own)
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from trainer.estimate import Plan, memory
+from trainer.estimate.memory import Plan, memory
 from trainer.layout import Layout
 from trainer.models import shape_of
 
@@ -75,7 +75,7 @@ def child(folder: str, case: str, more: list[str]) -> None:
     from trainer.train import run
 
     torch.set_num_threads(1)
-    # The first call of a kernel loads its library: that is part of the imports.
+    # The first call of a kernel loads its library, so call each once: the libraries count as imports.
     layer = torch.nn.Linear(64, 64)
     torch.optim.AdamW(layer.parameters(), fused=True).step()
     torch.nn.functional.scaled_dot_product_attention(*(torch.ones(1, 1, 64, 64, requires_grad=True) for _ in range(3))).sum().backward()
@@ -120,10 +120,10 @@ def measure(folder: Path, case: str, *more: str) -> tuple[float, float]:
 
 
 def main() -> None:
-    from trainer import data
+    from trainer.data.tokens import prepare
 
     with tempfile.TemporaryDirectory() as name:
-        data.prepare(Path(name), 20_000, 1, 256)
+        prepare(Path(name), 20_000, 1, 256)
         found = {case: measure(Path(name), case) for case in sys.argv[1:] or CASES}
     print(
         json.dumps(

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""Samples a second at 1, 2, 4 and 8 ranks over the ranks, and the share of a step that its collectives take. Prints one JSON object.
+"""Samples a second at 1, 2, 4 and 8 ranks, and the share of a step that its collectives take. Prints one JSON object.
 
 python tests/bench/trainer_scaling.py   (in an environment with torch; a rank a GPU, or 8 on this machine's cores by gloo)
 
-On CPUs more ranks than cores share them, so that samples/s a rank say little there; the all-reduce of all gradients over the step does:
-that is what scaling costs where nothing hides it.
+Where ranks share cores, samples a second per rank say little. The all-reduce of all gradients over the step says what scaling costs where
+nothing hides it.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ WARM, STEPS, BATCH = 3, 10, 4  # BATCH samples a rank
 
 
 def rank_main(gpus: int) -> None:
-    """One rank: the trainer's own step on synthetic samples, timed whole and in its collectives."""
+    """One rank: times the trainer's step on synthetic samples, and its collectives alone."""
     import torch
     import torch.distributed as dist
 
     from trainer import optim
     from trainer.config import TrainConfig
     from trainer.launch import join, leave, read_ranks
-    from trainer.parallel import build
+    from trainer.parallel.build import build
     from trainer.train import read_shape
 
     torch.set_num_threads(1)

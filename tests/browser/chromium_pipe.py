@@ -1,6 +1,6 @@
 # Copyright: the Muster developers
 # SPDX-License-Identifier: Apache-2.0
-"""A headless Chromium that is driven over its debugging pipe: JSON messages that end in a zero byte, on descriptors 3 and 4."""
+"""Drives a headless Chromium over its debugging pipe: JSON messages that end in a zero byte, on file descriptors 3 and 4."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def find() -> str | None:
     return next((path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None)
 
 
-# CI has installed one: there a missing browser is an error, not a test less.
+# CI installs a browser, so a missing one is an error there; elsewhere the test is skipped.
 needed = pytest.mark.skipif(find() is None and "CI" not in os.environ, reason=f"needs a browser: install the package {PACKAGE}")
 
 
 class Chromium:
-    """One browser with one page. `events` holds what it reported; every wait gives up after `patience` seconds."""
+    """One browser with one page. `events` holds what the page reported; every wait ends after `patience` seconds."""
 
     def __init__(self, program: str, profile: Path, patience: float = 60) -> None:
         self.patience = patience
@@ -95,7 +95,7 @@ class Chromium:
         path.write_bytes(base64.b64decode(shot["data"]))
 
     def errors(self) -> list[str]:
-        """What a user's console would show in red, and every request to anything but the page itself."""
+        """What a user's console shows in red, and every request to anything but the page itself."""
         found = []
         for event in self.events:
             params = event["params"]

@@ -1,6 +1,6 @@
 # Copyright: the Muster developers
 # SPDX-License-Identifier: Apache-2.0
-"""The report in a real browser: its plots are drawn, it fits a wide and a narrow screen, and the console stays empty."""
+"""The report in a real browser: it draws its plots, fits a wide and a narrow screen, and leaves the console empty."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import chromium_pipe
 import pytest
 
-from ansible_collections.muster.fleet.plugins.module_utils.report import write_report
+from ansible_collections.muster.fleet.plugins.module_utils.report.document import write_report
 
 SAMPLE = Path(__file__).parents[1] / "fixtures" / "run" / "local" / "20261121T105130Z"
 PROGRAM = chromium_pipe.find()
@@ -66,7 +66,7 @@ def passed(artifacts) -> Path:
 
 @pytest.fixture(scope="module")
 def failed(artifacts) -> Path:
-    """A run that stopped before its jobs, with words and names as long as they come."""
+    """A run that stopped before its jobs, with the longest words and names."""
     folder = artifacts.folder("report-failed") / "local" / SAMPLE.name
     shutil.copytree(SAMPLE, folder)
     shutil.rmtree(folder / "jobs")
@@ -129,7 +129,7 @@ def test_a_failed_run_reads_well(browser: chromium_pipe.Chromium, failed: Path, 
     assert page["plots"] == []
 
 
-def test_everything_folds_out_on_a_narrow_screen(browser: chromium_pipe.Chromium, passed: Path) -> None:
+def test_everything_unfolds_on_a_narrow_screen(browser: chromium_pipe.Chromium, passed: Path) -> None:
     browser.open(passed, 400)
     browser.evaluate("document.querySelectorAll('details').forEach(part => { part.open = true; })")
     page = browser.evaluate(MEASURE)

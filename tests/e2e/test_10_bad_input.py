@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""What cannot be is refused by one sentence that names it and the remedy, and nothing is made, started or run."""
+"""One sentence that names the fault and its remedy refuses invalid input, before anything is made, started or run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 import yaml
 from typed import ROOT, typed
 
-from ansible_collections.muster.fleet.plugins.module_utils.container_engine import find_engine, free_disk_mib
+from ansible_collections.muster.fleet.plugins.module_utils.containers.engine import find_engine, free_disk_mib
 
 pytestmark = pytest.mark.engine
 
@@ -24,14 +24,14 @@ NAME = "bad-input"
 PLAYBOOK = (".venv/bin/ansible-playbook", "site.yml")
 SPECS = {path.parents[1].name: yaml.safe_load(path.read_text())["argument_specs"] for path in ROOT.glob("roles/*/meta/argument_specs.yml")}
 COLLECTIVES = ROOT / "tests/fixtures/run/local/20261121T105130Z/jobs/collectives/output.txt"
-# What Ansible says of errors that nobody foresaw.
+# What Ansible prints for errors that Muster did not expect.
 UNFORESEEN = ("Traceback", "Error while resolving", "Unexpected failure", "Undefined", "is undefined")
 
 Refuse = Callable[..., str]
 
 
 def one_sentence(ended: subprocess.CompletedProcess) -> str:
-    """The one line that says why a run was refused: that of the summary, or of an error that left no record."""
+    """The one line that says why a run was refused, from the summary or from an error that left no record."""
     assert ended.returncode != 0, ended.stdout
     assert [word for word in UNFORESEEN if word in ended.stdout] == [], ended.stdout
     said = re.findall(r"^FAILED (.*)$", ended.stdout, re.MULTILINE)
@@ -45,7 +45,7 @@ def one_sentence(ended: subprocess.CompletedProcess) -> str:
 def refuse(artifacts) -> Refuse:
     """Run a command that must be refused and leave nothing; return the sentence."""
     folder = artifacts.folder(NAME)
-    # make has its own idea of where it was typed.
+    # make sets PWD for itself.
     artifacts.leave(f"runs/{NAME}", lambda: shutil.rmtree(ROOT / "runs" / NAME, ignore_errors=True))
     engine = find_engine()
     environment = {**os.environ, "XDG_STATE_HOME": str(folder / "state"), "PWD": str(folder)}
@@ -73,7 +73,7 @@ def extra(**variables: object) -> tuple[str, str]:
 
 @pytest.fixture
 def inventory(tmp_path: Path) -> Callable[..., tuple[str, str]]:
-    """The command line's words for an inventory with one controller and these compute nodes, or for a local fleet with these options."""
+    """Arguments for an inventory with one controller and these compute nodes, or for a local fleet with these options."""
 
     def write(*compute: str, **options: object) -> tuple[str, str]:
         path = tmp_path / "local_fleet.yml" if options else tmp_path / "hosts.yml"
@@ -92,7 +92,7 @@ def test_unknown_variable_and_wrong_type_in_every_role(refuse: Refuse, role: str
     known = max(options, key=len)
     misspelt = known[:-2] + known[:-3:-1] if known[-1] != known[-2] else known[:-1]
     said = refuse(*PLAYBOOK, *extra(**{misspelt: "{{ undefined_anywhere }}"}))
-    assert f"Variable {misspelt} (all hosts) is no option of role {role}; the nearest is {known}." in said
+    assert f"Variable {misspelt} (all hosts) is not an option of role {role}; the nearest is {known}." in said
     assert "Correct or remove it" in said
 
     name, option = next(iter(options.items()))
@@ -113,18 +113,18 @@ def test_unknown_variable_and_wrong_type_in_every_role(refuse: Refuse, role: str
         ({"muster_collectives": {"ops": ["all_redcue"]}}, "one or more of: all_reduce, .* Got no match for: all_redcue"),
         (
             {"slurm_users": [{"name": name, "uid": 2000, "account": "muster"} for name in ("ada", "grace")]},
-            "Users ada and grace of slurm_users have one UID, 2000; give each a UID of its own.",
+            "Users ada and grace of slurm_users both have the UID 2000; give each its own UID.",
         ),
         (
             {"users_servers": ["ldaps://dc.example"], "users_base": "dc=example", "users_groups": [{"name": "hpc", "account": "muster"}]},
-            "The directory in users_servers has no users_ca, and no server is trusted without; give the file of its CA, or system.",
+            "The directory in users_servers has no users_ca, without which no server is trusted; give the file of its CA, or system.",
         ),
         ({"muster_stack_name": "debian-14"}, r"There is no stack debian-14; there are aws-2026\.11, .* or name a file that ends in .yml."),
         ({"muster_training": {"stesp": 10}}, "muster_training .* has the unknown key stesp; the nearest is steps."),
         ({"muster_training": {"steps": "many"}}, "muster_training .* 'steps' .* \"'many'\" cannot be converted to an int"),
     ],
 )
-def test_wrong_value_within_a_variable(refuse: Refuse, variables: dict[str, object], sentence: str) -> None:
+def test_wrong_value_inside_a_variable(refuse: Refuse, variables: dict[str, object], sentence: str) -> None:
     assert re.search(sentence, refuse(*PLAYBOOK, *extra(**variables)))
 
 
@@ -141,16 +141,16 @@ def test_no_compute_nodes(refuse: Refuse, inventory) -> None:
 
 def test_two_nodes_with_one_name(refuse: Refuse, inventory) -> None:
     said = refuse(*PLAYBOOK, *inventory("node-1.a", "node-2.a", "node-1.b"))
-    assert "Compute nodes node-1.a and node-1.b have one NodeName" in said
-    assert "give each a name of its own." in said
+    assert "Compute nodes node-1.a and node-1.b have the same NodeName" in said
+    assert "rename one of them." in said
 
 
-def test_two_hosts_that_serve(refuse: Refuse, tmp_path: Path) -> None:
+def test_two_storage_servers(refuse: Refuse, tmp_path: Path) -> None:
     groups = {"muster_controller": ["controller-1"], "muster_compute": ["compute-1"], "muster_storage": ["nas-1", "nas-2"]}
     children = {group: {"hosts": {name: {} for name in names}} for group, names in groups.items()}
     (tmp_path / "hosts.yml").write_text(yaml.safe_dump({"all": {"vars": {"muster_fleet": NAME}, "children": children}}))
     said = refuse(*PLAYBOOK, "-i", str(tmp_path / "hosts.yml"))
-    assert "The group muster_storage has 2 hosts, nas-1 and nas-2 first; one host serves the shared file system" in said
+    assert "The group muster_storage has 2 hosts, nas-1 and nas-2 first; only one host may serve the shared file system" in said
 
 
 @pytest.mark.parametrize(
@@ -159,11 +159,11 @@ def test_two_hosts_that_serve(refuse: Refuse, tmp_path: Path) -> None:
         ({"engine": "dokcer"}, "Unknown container engine 'dokcer': use auto, podman or docker."),
         ({"memory": "900g"}, rf"Fleet {NAME} needs 2764800 MiB of memory, \d+ MiB are free: ask for fewer nodes or less memory"),
         ({"memory": "lots"}, "Node controller-1 cannot have a size of 'lots': give MiB such as 2048, or 512m or 2g."),
-        ({"comptue": 4}, "unknown option comptue, the nearest is compute."),
+        ({"comptue": 4}, "unknown option comptue; the nearest is compute."),
         ({"fleet": "Bad_Name"}, "Fleet name 'Bad_Name' cannot be used: it must be 1 to 20 lower-case letters, digits or dashes"),
     ],
 )
-def test_local_fleet_that_cannot_be(refuse: Refuse, inventory, options: dict[str, object], sentence: str) -> None:
+def test_invalid_local_fleet(refuse: Refuse, inventory, options: dict[str, object], sentence: str) -> None:
     assert re.search(sentence, refuse(*PLAYBOOK, *inventory(**options)))
 
 
@@ -174,7 +174,7 @@ def test_too_little_disk(refuse: Refuse, inventory) -> None:
     assert re.search(rf"Fleet {NAME} needs 20\d{{4}} MiB of disk in \S+, \d+ MiB are free: make room there.", said)
 
 
-def test_fleet_name_of_another_inventory_and_to_take_down(refuse: Refuse, inventory) -> None:
+def test_invalid_fleet_name(refuse: Refuse, inventory) -> None:
     assert "Fleet name 'Bad_Name' cannot be used" in refuse(*PLAYBOOK, *inventory("node-1"), "-e", "muster_fleet=Bad_Name")
     assert "Fleet name 'Bad_Name' cannot be used" in refuse("make", "down", "FLEET=Bad_Name")
 
@@ -196,12 +196,12 @@ def test_two_controllers_without_one_state_folder(refuse: Refuse, inventory) -> 
         ({"slurm_rest": {"listen": "6820"}}, "slurm_rest.listen is '6820'; give unix:/run/slurmrestd/slurmrestd.socket or ADDRESS:PORT"),
     ],
 )
-def test_services_of_slurm_that_cannot_be(refuse: Refuse, inventory, variables: dict[str, object], sentence: str) -> None:
+def test_invalid_slurm_services(refuse: Refuse, inventory, variables: dict[str, object], sentence: str) -> None:
     assert re.search(sentence, refuse(*PLAYBOOK, *inventory("node-1"), *extra(**variables)))
 
 
 @pytest.mark.parametrize("number", ["0", "abc", "2.5", "-1", "201"])
-def test_number_of_nodes_that_cannot_be(refuse: Refuse, number: str) -> None:
+def test_invalid_number_of_nodes(refuse: Refuse, number: str) -> None:
     said = refuse("make", "site", f"FLEET={NAME}", f"COMPUTE={number}")
     assert f"The number of compute nodes (COMPUTE) must be a whole number from 1 to 200, not '{number}'." in said
 
@@ -215,7 +215,7 @@ def test_number_of_nodes_that_cannot_be(refuse: Refuse, number: str) -> None:
         (None, r"cannot be read \(No such file or directory\): name a file."),
     ],
 )
-def test_job_document_that_cannot_be(refuse: Refuse, inventory, tmp_path: Path, document: str | None, sentence: str) -> None:
+def test_invalid_job_document(refuse: Refuse, inventory, tmp_path: Path, document: str | None, sentence: str) -> None:
     path = tmp_path / "hello.yml"
     if document is not None:
         path.write_text(document)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""What Slurm cannot be is refused by one sentence before a node is made, started or reached; all sentences stand in
-tests/unit/test_slurm_problems.py."""
+"""One sentence refuses an invalid Slurm configuration before a node is made, started or reached; all sentences are in
+tests/unit/test_slurm_faults.py."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ ONE = {"name": "compute", "hosts": ["node-1"]}
         ),
         (
             {"slurm_users": [{"name": name, "uid": 2000, "account": "muster"} for name in ("muster", "ada")]},
-            "Users muster and ada of slurm_users have one UID, 2000; give each a UID of its own.",
+            "Users muster and ada of slurm_users both have the UID 2000; give each its own UID.",
         ),
         (
             {"slurm_pam_adopt": {"admins": ["sudo"]}, "slurm_config": {"PrologFlags": "Alloc"}},
@@ -46,7 +46,7 @@ ONE = {"name": "compute", "hosts": ["node-1"]}
         ),
     ],
 )
-def test_slurm_that_cannot_be(refuse: Refuse, inventory, tmp_path: Path, variables: dict[str, object], sentence: str) -> None:  # noqa: F811
+def test_invalid_slurm_configuration(refuse: Refuse, inventory, tmp_path: Path, variables: dict[str, object], sentence: str) -> None:  # noqa: F811
     (tmp_path / "variables.json").write_text(json.dumps({"muster_fleet": NAME, **variables}))
     said = refuse(*PLAYBOOK, *inventory("node-1"), "-e", f"@{tmp_path}/variables.json")
     assert sentence in said

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""The upgrade of Slurm where there is nothing to upgrade to; tests/proof/slurm_upgrade.py makes one."""
+"""Upgrades of Slurm that are refused or have nothing to do; tests/proof/slurm_upgrade.py upgrades for real."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 pytestmark = pytest.mark.engine
 
 
-# A list of sources is compared before any of them is fetched, so a version may be one that is not there yet.
+# Muster compares a list of sources before it fetches any, so the test may name a version that does not exist yet.
 SOURCES = [{"version": "27.11.1", "url": "http://127.0.0.1/none.tar.bz2", "sha256": "0" * 64}]
 
 
@@ -30,7 +30,7 @@ SOURCES = [{"version": "27.11.1", "url": "http://127.0.0.1/none.tar.bz2", "sha25
         ),
     ],
 )
-def test_an_upgrade_that_cannot_be_is_refused(fleet, variables: dict, sentence: str) -> None:
+def test_an_invalid_upgrade_is_refused(fleet, variables: dict, sentence: str) -> None:
     look = ("sh", "-c", "dpkg-query -W | sha256sum; ls /var/backups/slurm /opt/slurm 2>&1; pgrep -a slurm")
     before = fleet.ansible("controller-1", *look)
     done = fleet.run("playbooks/slurm_upgrade.yml", "-e", json.dumps(variables))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""site.yml on the test fleet, twice: the first run proves and trains, the second finds all of it done."""
+"""site.yml on the test fleet, twice: the first run checks and trains, the second finds everything done."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ pytestmark = pytest.mark.engine
 
 SECOND_RUN_S = 60
 CONFIGURE_TASKS = 25
-# Each plot is there for wide and for narrow screens, one of them hidden.
+# The report has each plot twice, for wide and for narrow screens, and hides one of them.
 LINES = """[...document.querySelectorAll('svg.plot')].filter(svg => svg.getBoundingClientRect().width > 0)
   .map(svg => [...svg.querySelectorAll('path.line')].map(line => line.getTotalLength()))"""
-# What no module does: files are read, arguments compared.
+# These tasks call no module: they read files and compare arguments.
 INCLUDES = re.compile(r"(include|import)_(tasks|role)$|validate_argument_spec$|^meta$")
 
 
@@ -50,14 +50,6 @@ def test_first_run_ends_with_summary_and_report(fleet: Fleet) -> None:
     assert (fleet.first_run / "report.html").stat().st_size > 20_000
 
 
-def test_packages_of_new_nodes_are_begun_with_before_their_roles(fleet: Fleet, second) -> None:
-    [begun, again] = [
-        run.stdout.split("TASK [stack_ahead | Begin to install packages")[1].split("TASK [")[0] for run in (fleet.first, second)
-    ]
-    assert len(re.findall(r"^changed: ", begun, re.MULTILINE)) == 4
-    assert len(re.findall(r"^ok: ", again, re.MULTILINE)) == 4
-
-
 def test_report_says_what_was_proven(fleet: Fleet) -> None:
     report = report_of(fleet.first_run)
     jsonschema.Draft202012Validator(json.loads((ROOT / "docs" / "report.schema.json").read_text())).validate(report)
@@ -65,7 +57,7 @@ def test_report_says_what_was_proven(fleet: Fleet) -> None:
     assert report["failures"] == []
     assert {host["name"] for host in report["fleet"]["hosts"]} == {"controller-1", "compute-1", "compute-2", "login-1"}
     assert {entry["component"] for entry in report["fleet"]["versions"]} == {"common", "slurm", "trainer"}
-    # In a broadcast or between two ranks busbw equals algbw, whatever their number.
+    # busbw equals algbw in a broadcast and between two ranks.
     proven = {"all_reduce": 2, "all_gather": 2, "reduce_scatter": 2, "alltoall": 2, "broadcast": None, "sendrecv": None}
     assert {entry["collective"]: entry["ranks_proven"] for entry in report["collectives"]} == proven
     assert {(entry["verdict"], *entry["hosts"]) for entry in report["collectives"]} == {("passed", "compute-1", "compute-2")}
@@ -104,18 +96,18 @@ def test_login_node_submits(fleet: Fleet) -> None:
     assert fleet.ansible("login-1", "sh", "-c", "test -e /etc/slurm/slurm.conf || echo configless") == "configless"
 
 
-def test_no_secret_leaves_its_place(fleet: Fleet) -> None:
+def test_no_secret_leaves_its_folder(fleet: Fleet) -> None:
     secrets = {fleet.state_dir / "secrets" / "munge.key": 0, fleet.state_dir / "ssh" / "id_ed25519": 1}
     for path, line in secrets.items():
         assert path.stat().st_mode & 0o077 == 0
         text = path.read_text().splitlines()[line]
-        # The secret's own folder is the control: there it must be found.
+        # The control: the search must find the secret in its own folder.
         folders = [fleet.folder / "runs", *fleet.folder.glob("output-*"), path.parent, ROOT]
         argv = ["grep", "-rlF", "--exclude-dir=.venv*", "--exclude-dir=.git", "-f", "-", *map(str, folders)]
         assert subprocess.run(argv, input=text, capture_output=True, text=True, check=False).stdout.split() == [str(path)]
 
 
-def test_machine_keeps_its_settings(fleet: Fleet) -> None:
+def test_the_machine_keeps_its_kernel_settings(fleet: Fleet) -> None:
     assert kernel_settings() == fleet.settings
 
 

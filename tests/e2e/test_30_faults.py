@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""What the fleet must survive, and what of it is named: each fault is made, seen, and gone again at the end of its test."""
+"""Faults that the fleet must survive and name: each test makes one, sees it reported, and removes it."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from e2e_fleet import Fleet
 
 pytestmark = pytest.mark.engine
 
-# slurmctld writes its state at most five seconds late; what happened since is lost with it.
+# slurmctld writes its state up to five seconds late; a kill loses what happened since.
 STATE_SAVED_S = 6
 SPOOL = "/var/lib/slurm/slurmd"
 WRONG_KEY = (
     "umask 277; head -c 128 /dev/urandom | base64 -w0 > /etc/munge/munge.key; chown munge: /etc/munge/munge.key; systemctl restart munge"
 )
-# munged alone lives a quarter of an hour ago; the node's clock is the machine's and stays.
+# Only munged sees a clock that is a quarter of an hour late; the node's clock is the machine's and stays.
 SKEW = """set -e
 apt-get -qq install -y --no-install-recommends libfaketime >/dev/null
 library=$(dpkg -L libfaketime | grep '/libfaketime.so.1$')
@@ -33,7 +33,7 @@ timeout 20 systemctl restart munge
 NO_SKEW = "rm -f /run/systemd/system/munge.service.d/skew.conf; systemctl daemon-reload; systemctl restart munge slurmd"
 
 
-# Its own program with another version in it: slurmd tells the controller what is compiled in, and runs on.
+# The node's slurmd with another version string: it reports what is compiled in, and runs on.
 OTHER_VERSION = """set -e
 mkdir -p /run/other /run/systemd/system/slurmd.service.d
 sed 's/24\\.11\\.5/24.11.4/g' /usr/sbin/slurmd > /run/other/slurmd
@@ -70,7 +70,7 @@ def states(fleet: Fleet) -> dict[str, str]:
 
 
 def accounted(fleet: Fleet, *options: str) -> list[str]:
-    """Rows of accounting, every run of a job its own, as NUMBER|STATE."""
+    """Rows of accounting as NUMBER|STATE, one for each run of a job."""
     argv = [
         "sacct",
         "--noheader",
@@ -81,7 +81,7 @@ def accounted(fleet: Fleet, *options: str) -> list[str]:
         "--starttime=now-2hours",
         "--format=jobid,state",
     ]
-    # A restarted slurmctld writes the rows of the jobs it still knows again, without the "by UID" of the cancelled ones.
+    # A restarted slurmctld writes the rows of jobs that it still knows again, without the "by UID" of cancelled ones.
     return [row.partition(" by ")[0] for row in slurm(fleet, *argv, *options).splitlines()]
 
 
@@ -92,7 +92,7 @@ def failed_checks(fleet: Fleet) -> set[tuple[str, str]]:
 
 @pytest.fixture(autouse=True)
 def whole(fleet: Fleet) -> Iterator[None]:
-    """Each test finds an idle fleet and leaves one."""
+    """Each test starts and ends with an idle fleet."""
     idle = {"compute-1": "idle", "compute-2": "idle"}
     assert states(fleet) == idle
     yield
@@ -103,7 +103,7 @@ def steps_of(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")] if path.exists() else []
 
 
-def test_lost_node_gives_its_job_back_and_the_losses_stay(fleet: Fleet) -> None:
+def test_a_lost_node_requeues_its_job_and_the_job_record_keeps_the_loss(fleet: Fleet) -> None:
     undisturbed = {line["step"]: line["loss"] for line in steps_of(fleet.first_run / "jobs" / "train" / "train.jsonl") if "loss" in line}
     training = fleet.state_dir / "fsx" / "home" / "muster" / "training"
     before = set(training.glob("checkpoints-*"))
@@ -114,7 +114,7 @@ def test_lost_node_gives_its_job_back_and_the_losses_stay(fleet: Fleet) -> None:
     fleet.wait_for(
         "the second checkpoint", lambda: [line for line in steps_of(log) if (line.get("event"), line["step"]) == ("checkpoint", 20)]
     )
-    # What a dead node's PMIx steps leave would stop the job, which keeps its number, from starting there again.
+    # The job keeps its number, and files that PMIx steps left on the dead node would stop it from starting there again.
     left = f"{SPOOL}/stepd.slurm.pmix.{number}.0"
     fleet.ansible("compute-2", "touch", left)
     containers.set_state("killed", ["compute-2"])
@@ -137,7 +137,7 @@ def test_lost_node_gives_its_job_back_and_the_losses_stay(fleet: Fleet) -> None:
     assert again == {step: loss for step, loss in undisturbed.items() if step > resumed["step"]}
 
 
-def test_killed_controller_keeps_its_jobs(fleet: Fleet) -> None:
+def test_a_killed_controller_keeps_its_jobs(fleet: Fleet) -> None:
     number = submit(fleet, "srun sleep 20", "--nodes=2")
     fleet.wait_for("the job to run", lambda: job(fleet, number, "JobState") == "RUNNING")
     time.sleep(STATE_SAVED_S)
@@ -184,8 +184,8 @@ def test_full_spool_and_a_broken_daemon_are_named_and_nothing_breaks(fleet: Flee
     fleet.wait_for("the job in the queue again", lambda: job(fleet, number, "Restarts") == "1")
     assert job(fleet, number, "JobState") in ("PENDING", "REQUEUED")
     slurm(fleet, "scontrol", "update", "nodename=compute-1", "state=resume")
-    slurm(fleet, "scancel", number)  # it would wait a minute, as each requeued job does
-    # Quiet: that it waits for a node that has just come back is no output of the job.
+    slurm(fleet, "scancel", number)  # otherwise it waits a minute, as each requeued job does
+    # --quiet, because srun would print that it waits for the node that has just come back.
     assert sorted(slurm(fleet, "srun", "--quiet", "--nodes=2", "hostname", user="muster").split()) == ["compute-1", "compute-2"]
 
 
@@ -209,7 +209,7 @@ def test_wrong_key_and_skewed_clock_are_named(fleet: Fleet) -> None:
     assert "Rewound credential" in found["compute-2"]
 
 
-def test_each_thing_wrong_with_the_cluster_is_named(fleet: Fleet) -> None:
+def test_each_fault_of_the_cluster_is_named(fleet: Fleet) -> None:
     fleet.ansible("controller-1", "sh", "-ec", f"cd /etc/slurm; {TOO_MUCH}; scontrol reconfigure; systemctl stop slurmdbd")
     fleet.wait_for("Slurm to refuse the nodes", lambda: slurm(fleet, "scontrol", "-o", "show", "nodes").count("INVALID_REG") == 2, 30)
     fleet.ansible("compute-2", "sh", "-c", OTHER_VERSION)
@@ -247,8 +247,8 @@ def test_each_thing_wrong_with_the_cluster_is_named(fleet: Fleet) -> None:
     assert "slurm_cluster.nodes_version failed: sh printed something else: compute-2 has 24.11.4 (expected the controller's" in done.stdout
 
 
-def test_nodes_busy_with_jobs_are_no_fault(fleet: Fleet) -> None:
-    # A node that is busy for three seconds is busy for the twenty that a user waits.
+def test_busy_nodes_are_no_fault(fleet: Fleet) -> None:
+    # Three seconds show the same as the twenty that a user waits.
     verify = ("playbooks/validate.yml", "-e", '{"muster_phases": ["verify_fleet"], "__slurm_srun_free": "--immediate=3 --quiet --time=5"}')
     number = submit(fleet, "sleep 200", "--nodes=2", "--exclusive", "--mem=0")
     fleet.wait_for("the job to run", lambda: job(fleet, number, "JobState") == "RUNNING")
@@ -266,10 +266,10 @@ def test_nodes_busy_with_jobs_are_no_fault(fleet: Fleet) -> None:
     assert failed_checks(fleet) == {("controller-1", "slurm_cluster.every_node_runs")}
 
 
-def test_site_killed_while_it_configures_and_run_again(fleet: Fleet) -> None:
+def test_a_site_run_that_was_killed_is_finished_by_a_second_one(fleet: Fleet) -> None:
     fleet.ansible("compute-1", "sh", "-c", WRONG_KEY)
     run = fleet.begin("site.yml")
-    fleet.wait_for("the task after the key", lambda: "configure | Start munge, and accounting" in run.log.read_text(), 120)
+    fleet.wait_for("the task after the key", lambda: "configure | Start munge and the accounting daemons" in run.log.read_text(), 120)
     fleet.cut(run)
     assert "PLAY RECAP" not in run.log.read_text()
     again = fleet.run("site.yml")

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""The fleet grows and shrinks under running jobs, loses a node, and has another fleet beside it; results that are stored stay."""
+"""The fleet grows and shrinks while jobs run, loses a node, and has another fleet beside it; stored results stay."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from typed import typed
 
 pytestmark = pytest.mark.engine
 
-# As little as shows that it was done.
+# The least work that shows a result.
 SMALL = {
     "muster_training": {"steps": 10, "tokens": 200_000, "checkpoint_freq": 5},
     "muster_collectives": {"ops": ["all_reduce"], "max_bytes": "1M"},
@@ -30,11 +30,11 @@ BESIDE = "e2e-beside"
 
 @pytest.fixture(scope="module")
 def make(fleet: Fleet, artifacts, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., subprocess.CompletedProcess]:
-    """Type make on this fleet: its inventory, with little to measure and to train, comes by the environment."""
-    # make has its own idea of where it was typed.
+    """Run make on this fleet; the environment names its inventory, in which collectives and training are small."""
+    # make sets PWD for itself.
     artifacts.leave(f"runs/{fleet.name}", lambda: shutil.rmtree(ROOT / "runs" / fleet.name, ignore_errors=True))
     small = tmp_path_factory.mktemp("small") / "hosts.yml"
-    # The variables of a group win over those that the inventory's group_vars have for all.
+    # Group variables beat the inventory's group_vars/all.
     small.write_text(yaml.safe_dump({"muster_controller": {"vars": SMALL}}))
     environment = {**fleet.env, "ANSIBLE_INVENTORY": f"{INVENTORY},{small}"}
 
@@ -46,7 +46,7 @@ def make(fleet: Fleet, artifacts, tmp_path_factory: pytest.TempPathFactory) -> C
 
 @pytest.fixture
 def sleeper(fleet: Fleet) -> Iterator[Callable[[str, int], str]]:
-    """Start a job that sleeps on the named nodes; return its id. It is cancelled in the end."""
+    """Start a job that sleeps on the named nodes; return its id. The end cancels it."""
     started = []
 
     def start(nodes: str, seconds: int) -> str:
@@ -60,7 +60,7 @@ def sleeper(fleet: Fleet) -> Iterator[Callable[[str, int], str]]:
 
 
 def job(fleet: Fleet, number: str) -> dict[str, str]:
-    """What slurmctld knows of a job."""
+    """What slurmctld knows about a job."""
     return dict(re.findall(r"(\w+)=(\S+)", fleet.ansible("controller-1", "scontrol", "-o", "show", "job", number)))
 
 
@@ -69,7 +69,7 @@ def nodes_in_slurm(fleet: Fleet) -> list[str]:
 
 
 def compute_nodes(fleet: Fleet) -> list[str]:
-    """Compute nodes by the containers that there are and by the inventory, which must agree."""
+    """The compute nodes, by the containers and by the inventory, which must agree."""
     argv = [str(ROOT / ".venv/bin/ansible-inventory"), "-i", str(INVENTORY), "-e", f"muster_fleet={fleet.name}", "--list"]
     listed = subprocess.run(argv, cwd=ROOT, env=fleet.env, capture_output=True, text=True, check=True).stdout
     found = sorted(json.loads(listed)["muster_compute"]["hosts"])
@@ -85,8 +85,8 @@ def started(fleet: Fleet) -> dict[str, str]:
 
 
 def at_work(fleet: Fleet, node: str) -> str:
-    """What must not be started anew on a node: the unit of slurmd, whose process hands over to a new one when it is told of other nodes,
-    and the processes of the job."""
+    """What must not restart on a node: slurmd's unit and the job's processes. slurmd's own process may change, because slurmd hands over
+    to a new one when it learns of other nodes."""
     unit = fleet.ansible(node, "systemctl", "show", "--property=NRestarts,ActiveEnterTimestampMonotonic", "slurmd")
     return unit + "\n" + fleet.ansible(node, "pgrep", "-f", "slurmstepd|^sleep")
 
@@ -110,7 +110,7 @@ def test_stored_results_are_returned_until_rerun(fleet: Fleet) -> None:
     assert rerun["job_id"] > first["job_id"]
 
 
-def test_growing_leaves_alone_what_runs(fleet: Fleet, make, sleeper) -> None:
+def test_growing_leaves_running_jobs_alone(fleet: Fleet, make, sleeper) -> None:
     number = sleeper(",".join(OLD), 900)
     before = {node: at_work(fleet, node) for node in OLD}, started(fleet), job(fleet, number)["StartTime"]
     ended = make("site", f"FLEET={fleet.name}", "COMPUTE=3")
@@ -136,19 +136,19 @@ def test_no_number_keeps_the_live_size(fleet: Fleet) -> None:
     assert compute_nodes(fleet) == [*OLD, NEW]
 
 
-def test_smaller_is_refused(fleet: Fleet, make) -> None:
+def test_a_smaller_number_alone_is_refused(fleet: Fleet, make) -> None:
     before = started(fleet)
     ended = make("site", f"FLEET={fleet.name}", "COMPUTE=2")
     assert ended.returncode != 0
-    said = f"Fleet {fleet.name} is larger than asked for: {NEW} would go; say SHRINK=1 (shrink: true) to drain and remove."
+    said = f"Fleet {fleet.name} is larger than asked for: {NEW} would be removed; set SHRINK=1 (shrink: true) to drain and remove them."
     assert [said in line for line in re.findall(r"^FAILED (.*)$", ended.stdout, re.MULTILINE)] == [True], ended.stdout[-3000:]
     assert started(fleet) == before
     assert compute_nodes(fleet) == nodes_in_slurm(fleet) == [*OLD, NEW]
 
 
-def test_others_go_on_without_an_unreachable_host(fleet: Fleet) -> None:
+def test_other_hosts_go_on_without_an_unreachable_one(fleet: Fleet) -> None:
     containers = fleet.containers()
-    # A connection that Ansible keeps open would outlive its daemon.
+    # Close Ansible's open connection, which would outlive sshd.
     containers.run_in(NEW, ["sh", "-c", "systemctl stop ssh; pkill -x 'sshd.*'"])
     try:
         ended = fleet.run("playbooks/validate.yml")

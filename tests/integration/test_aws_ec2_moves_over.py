@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""An aws_ec2.yml moves over by changing one line: both plugins over the same API, and what amazon.aws.aws_ec2 gives is all there."""
+"""One changed line moves an aws_ec2.yml over: over the same API, aws_fleet gives all that amazon.aws.aws_ec2 gives."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ HOSTS = [
 
 
 def plain(value: object) -> object:
-    """Without Ansible's mark of text that is no template."""
+    """The value without Ansible's mark of unsafe text."""
     if isinstance(value, dict):
         return plain(value["__ansible_unsafe"]) if set(value) == {"__ansible_unsafe"} else {key: plain(each) for key, each in value.items()}
     return [plain(each) for each in value] if isinstance(value, list) else value

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""The EC2 inventory stays near what boto3 itself costs, and far from aws_ec2: the small sizes of tests/bench/inventory.py."""
+"""The EC2 inventory costs little more than boto3 and much less than aws_ec2, at the small sizes of tests/bench/inventory.py."""
 
 from __future__ import annotations
 
@@ -25,5 +25,5 @@ def test_it_costs_little_more_than_the_pages(size: str) -> None:
 
 def test_it_costs_a_fraction_of_aws_ec2() -> None:
     found = measure("1000", ("fleet", "aws_ec2"), amazon_aws.collections())
-    # Importing boto3 is half of it at this size; of 5,000 it must be 0.12 at most.
+    # The import of boto3 is half of it at this size; with 5,000 instances the bound is 0.12.
     assert found["fleet"] <= 0.2 * found["aws_ec2"], found

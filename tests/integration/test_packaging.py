@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""What people get by pip, by ansible-galaxy and by a clone, and what it was made from."""
+"""What pip, ansible-galaxy and a clone give people, and that the lock files match their sources."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ def test_wheel_brings_the_collection(wheel: Path, tmp_path: Path) -> None:
     call("pip", "install", "--quiet", "--no-deps", "--target", str(tmp_path), str(wheel))
     assert str(tmp_path) in call("ansible-doc", "-t", "module", "muster.fleet.check_vars", cwd=tmp_path, PYTHONPATH=str(tmp_path))
     tasks = call("ansible-playbook", "--list-tasks", "-i", "localhost,", "muster.fleet.provision", cwd=tmp_path, PYTHONPATH=str(tmp_path))
-    assert "Run common" in tasks
+    assert "Run the role of each component" in tasks
 
 
-def test_tarball_is_the_collection_alone(tmp_path: Path) -> None:
+def test_the_tarball_is_only_the_collection(tmp_path: Path) -> None:
     call("ansible-galaxy", "collection", "build", "--output-path", str(tmp_path))
     with tarfile.open(next(tmp_path.glob("*.tar.gz"))) as tarball:
         names = tarball.getnames()
@@ -77,7 +77,7 @@ def test_editable_install_copies_nothing() -> None:
 
 @pytest.mark.parametrize(("folder", "kind"), DOCUMENTED.items())
 def test_every_plugin_is_documented(folder: str, kind: str) -> None:
-    # A Python file may hold several filters, each with a YAML file of its own, and then documents none itself.
+    # A Python file that holds several filters documents none of them; each has a YAML file of its own.
     plugins = sorted((ROOT / "plugins" / folder).glob("*.*"))
     files = {path.stem for path in plugins if path.suffix == ".yml" or "\nDOCUMENTATION = " in path.read_text()}
     listed = json.loads(call("ansible-doc", "-t", kind, "--list", "--json", "muster.fleet"))
@@ -96,7 +96,7 @@ def test_every_role_has_specs() -> None:
 def test_requirements_are_those_of_the_lock() -> None:
     lock = tomllib.loads((ROOT / "uv.lock").read_text())["package"]
     locked = {(package["name"], package["version"]) for package in lock}
-    # The oldest torch has a proof, and no place in a lock that has the newest.
+    # The proof of the oldest torch has its own file, because uv.lock holds only the newest.
     for requirements in set((ROOT / "requirements").glob("*.txt")) - {ROOT / "requirements/torch-2.11.txt"}:
         pinned = set(re.findall(r"^([a-z0-9._-]+)==(\S+)", requirements.read_text(), re.MULTILINE))
         assert pinned and pinned <= locked, f"{requirements.name} is not from uv.lock; run `make lock`"

@@ -17,9 +17,10 @@ from pathlib import Path
 import pytest
 from local_cloud import PACKER, ROOT
 
-from ansible_collections.muster.fleet.plugins.module_utils.container_engine import Engine, find_engine, recall
-from ansible_collections.muster.fleet.plugins.module_utils.node_container import Fleet
-from ansible_collections.muster.fleet.plugins.module_utils.places import cache_dir, state_dir
+from ansible_collections.muster.fleet.plugins.module_utils.containers.engine import Engine, find_engine
+from ansible_collections.muster.fleet.plugins.module_utils.containers.fleet import Fleet
+from ansible_collections.muster.fleet.plugins.module_utils.containers.systemd import recall
+from ansible_collections.muster.fleet.plugins.module_utils.paths import cache_dir, state_dir
 
 pytestmark = pytest.mark.engine
 
@@ -29,7 +30,7 @@ PREFIX = f"localhost/{NAME}"
 OWN = "localhost/muster-node:trixie"
 ONLY_SLURM = ["common", "slurm"]
 RESULTS = ("stack_facts.json", "manifest.json", "sbom.cdx.json")
-# What decides what is installed must be the same for the image and for the nodes, or they install it again.
+# These variables decide what is installed, so image and nodes get the same ones; else the nodes install again.
 VARIABLES = {"common_ca_certificates": "{{ query('ansible.builtin.fileglob', '/usr/local/share/ca-certificates/*.crt') }}"}
 
 
@@ -166,7 +167,7 @@ def test_two_containers_of_it_run_srun_across_each_other(fleet: tuple[Fleet, str
 
 @pytest.fixture(scope="module")
 def base(images: Images) -> dict[str, str]:
-    """Images of others, as far as stack_facts can tell: one has CUDA, the other an NCCL as well that is newer than the stack's."""
+    """Two stand-ins for other people's images: one has CUDA, the other also has an NCCL that is newer than the stack's."""
     script = {
         "cuda": 'mkdir -p /usr/local/cuda; echo \'{"cuda": {"version": "12.4.1"}}\' >/usr/local/cuda/version.json',
         "nccl": "mkdir -p /opt/theirs/lib; touch /opt/theirs/lib/libnccl.so.2.99.1; ln -s libnccl.so.2.99.1 /opt/theirs/lib/libnccl.so",
@@ -184,18 +185,18 @@ def base(images: Images) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def contract(images: Images) -> dict[str, str]:
-    """NCCL is Debian's own, the tests are a small contract archive that stands for the real source."""
-    archives = images.folder / "contract"
-    subprocess.run([sys.executable, str(ROOT / ".config/molecule/contract_archives.py"), str(archives)], check=True)
+def stubs(images: Images) -> dict[str, str]:
+    """NCCL is Debian's own; a small stub archive stands for the source of nccl-tests."""
+    archives = images.folder / "stub"
+    subprocess.run([sys.executable, str(ROOT / ".config/molecule/stub_archives"), str(archives)], check=True)
     variables = {"muster_mirror": str(archives), "muster_cache_dir": str(images.folder / "cache")}
-    return {"stack": str(archives / "contract.yml"), "ansible_variables": json.dumps(variables)}
+    return {"stack": str(archives / "stub.yml"), "ansible_variables": json.dumps(variables)}
 
 
 @pytest.fixture(scope="module")
-def added(images: Images, base: dict[str, str], contract: dict[str, str]) -> str:
+def added(images: Images, base: dict[str, str], stubs: dict[str, str]) -> str:
     """What packer build said of nccl-tests over the base that has CUDA."""
-    said, code = images.build("nccl-tests", "added", base=base["cuda"], components=["cuda", "nccl", "nccl_tests"], **contract)
+    said, code = images.build("nccl-tests", "added", base=base["cuda"], components=["cuda", "nccl", "nccl_tests"], **stubs)
     assert code == 0, said[-5000:]
     return said
 
@@ -206,16 +207,16 @@ def test_over_a_base_only_what_is_missing_is_added(images: Images, added: str) -
     facts, manifest, parts = (json.loads((images.folder / "added" / each).read_text()) for each in RESULTS)
     assert {name: each["version"] for name, each in facts["base"].items() if name in ("cuda", "nccl")} == {"cuda": "12.4.1"}
     assert list(manifest["components"]) == ["nccl", "nccl_tests"]
-    # It was built there; what built it is gone, from the lists too, and what it loads is not.
-    assert added.count("Take a while to build") == 1
+    # The tests were built in the image. The build packages and their package lists are gone, the libraries that the tests load are not.
+    assert added.count("Spend minutes on the build of") == 1
     assert images.sh(image, "dpkg-query -W -f '${Package}\\n'").split() == sorted(manifest["packages"])
     assert {"g++", "make", "libopenmpi-dev"} & set(manifest["packages"]) == set()
     assert {each["name"] for each in parts["components"]} == {"nccl", "nccl_tests", *manifest["packages"]}
     assert images.sh(image, "sha256sum --quiet --check .muster-files", folder="/opt/nccl-tests") == ""
 
 
-def test_the_newer_nccl_of_a_base_stays_where_it_is_left_out(images: Images, base: dict[str, str], contract: dict[str, str]) -> None:
-    said, code = images.build("nccl-tests", "kept", base=base["nccl"], components=["cuda", "nccl_tests"], **contract)
+def test_the_newer_nccl_of_a_base_stays_where_it_is_left_out(images: Images, base: dict[str, str], stubs: dict[str, str]) -> None:
+    said, code = images.build("nccl-tests", "kept", base=base["nccl"], components=["cuda", "nccl_tests"], **stubs)
     assert code == 0, said[-5000:]
     assert images.made(said) == f"{PREFIX}/nccl-tests:cuda12.4.1-efa0-ofi0-nccl2.99.1-tests2.19.6"
     _, manifest, _ = (json.loads((images.folder / "kept" / each).read_text()) for each in RESULTS)
@@ -233,20 +234,20 @@ def test_an_older_nccl_than_the_bases_is_refused_and_nothing_is_left(images: Ima
     assert not (images.folder / "older").exists()
 
 
-def test_the_trainer_trains_in_an_image_on_that_of_the_tests(images: Images, added: str, contract: dict[str, str]) -> None:
-    # With the authorities of this machine, which the package index may need, and all of torch.
-    variables = json.dumps({**json.loads(contract["ansible_variables"]), **VARIABLES})
+def test_the_trainer_trains_in_an_image_on_that_of_the_tests(images: Images, added: str, stubs: dict[str, str]) -> None:
+    # The package index may need this machine's authorities; all of torch is installed.
+    variables = json.dumps({**json.loads(stubs["ansible_variables"]), **VARIABLES})
     wanted = ["common", "cuda", "nccl", "nccl_tests", "trainer"]
     base = images.made(added)
-    said, code = images.build("trainer", "trainer", base=base, components=wanted, stack=contract["stack"], ansible_variables=variables)
+    said, code = images.build("trainer", "trainer", base=base, components=wanted, stack=stubs["stack"], ansible_variables=variables)
     assert code == 0, said[-5000:]
     manifest = json.loads((images.folder / "trainer/manifest.json").read_text())
     torch = manifest["components"]["trainer"]["version"]
     image = f"{PREFIX}/fsdp:pytorch{torch}"
     assert f"(shell-local): {image}\n" in said
     assert f"(shell-local): {PREFIX}/trainer:pytorch{torch}-{base.split(':')[1]}\n" in said
-    # What the base has was not built again; torch with CUDA's libraries is nearly all of the size.
-    assert said.count("Take a while to build") == 0
+    # Nothing that the base has was built again; torch with CUDA's libraries is nearly all of the size.
+    assert said.count("Spend minutes on the build of") == 0
     assert images.size_mib(image) - images.size_mib(base) < 6500
     train = "/opt/muster/venv/bin/torchrun --standalone --nproc-per-node=2 -m trainer train --dataset synthetic --max_steps 3"
     shape = "--hidden_width 64 --num_layers 2 --num_heads 4 --num_key_value_heads 2 --intermediate_size 128 --vocab_size 256"

@@ -2,9 +2,9 @@
 # Copyright: the Muster developers
 """A proof: the machine under the local fleet loses its power, and `site.yml`'s playbooks bring the same fleet back, with what Slurm knew.
 
-Podman has a store of its own here, so that the machine's images and containers stay; they must not run meanwhile, because podman keeps the
-addresses of all stores in one place. What a restart takes is taken: every process without a word to podman, its mounts, its bridge, and all
-that it keeps under /run. Not taken: rules of the packet filter.
+Podman has a store of its own here, so the machine's images and containers stay. They must not run meanwhile, because podman keeps the
+addresses of all stores in one folder. The test removes what a restart removes: every process, without telling podman, the mounts, the
+bridge, and everything that podman keeps under /run. It leaves the rules of the packet filter.
 
 Run by `make proofs`, or `pytest --engine tests/proof/machine_restart.py`; about four minutes on two cores.
 """
@@ -79,7 +79,7 @@ class Machine:
         """End it as a restart does."""
         running = self.containers()
         bridge = json.loads(self.podman("network", "inspect", f"muster-{NAME}"))[0]["network_interface"]
-        # The monitors first: they would tell podman.
+        # Kill the monitors first, because they would tell podman that a container ended.
         for process in [box["State"]["ConmonPid"] for box in running] + [box["State"]["Pid"] for box in running]:
             os.kill(process, signal.SIGKILL)
         for box in running:
@@ -100,7 +100,7 @@ def machine(artifacts) -> Iterator[Machine]:
     assert others == [], f"Stop {', '.join(others)} first: a restart takes their addresses as well."
     made = Machine(artifacts.folder("restart-podman"))
     before = {name: os.environ.get(name) for name in made.env}
-    os.environ.update(made.env)  # for the playbooks, and for what asks the engine in this process
+    os.environ.update(made.env)  # for the playbooks, and for code in this process that calls the engine
     yield made
     for name, value in before.items():
         os.environ.pop(name) if value is None else os.environ.update({name: value})
@@ -120,7 +120,7 @@ def fleet(artifacts, machine: Machine) -> Fleet:
         made.run("playbooks/local_down.yml").check_returncode()
         machine.podman("system", "reset", "--force")
         machine.unmount()
-        ADDRESSES.unlink(missing_ok=True)  # of a fleet that lost its power a run that was killed leaves them
+        ADDRESSES.unlink(missing_ok=True)  # a killed run leaves the addresses of a fleet that lost its power
 
     artifacts.leave(f"fleet {NAME}", remove)
     return made
@@ -145,7 +145,7 @@ def test_the_same_fleet_comes_back_with_what_slurm_knew(fleet: Fleet, machine: M
     fleet.wait_for("the job's end", lambda: job(fleet, ended) == "COMPLETED")
     known = machine.known()
     assert set(known) == {f"muster-{NAME}-{host}" for host in HOSTS}
-    # slurmctld writes its state at most five seconds late.
+    # slurmctld writes its state up to five seconds late.
     time.sleep(6)
 
     machine.lose_power()

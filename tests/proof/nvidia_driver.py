@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""A proof: DKMS builds the open module of Debian 12 for a kernel that does not run here; of Debian 13 not, and the role says why.
+"""A proof: DKMS builds the open module of Debian 12 for a kernel that does not run here. Debian 13's does not build, and the role says why.
 
 Run by `make proofs`, or `pytest --engine tests/proof/nvidia_driver.py`; about twelve minutes on two cores, mostly the compiler's.
 """
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.engine
 
 ROOT = Path(__file__).parents[2]
 NODE = "compute-1"
-# Debian 13's own stack refuses the driver, so a site's stack asks for it all the same.
+# Debian 13's own stack refuses the driver, so this site's stack asks for it.
 ANYWAY = {
     "schema": "muster.stack/1",
     "name": "anyway",
@@ -54,7 +54,7 @@ def converge(made: Fleet, **variables: object):
 
 def test_debian_12_builds_the_open_module_for_its_own_kernel(artifacts) -> None:
     made = fleet(artifacts, "dkms12", "bookworm")
-    # Since a security update of 2026 its newest kernel has the same change that Debian 13's has; the older ones stay in the archive.
+    # A security update of 2026 brought the change of Debian 13's kernel to its newest kernel; the archive keeps the older ones.
     offered = made.ansible(
         NODE, "sh", "-c", "apt-get -qq update; apt-cache search --names-only '^linux-headers-6.1.0-[0-9]+-amd64$' | sort -V"
     )
@@ -67,7 +67,7 @@ def test_debian_12_builds_the_open_module_for_its_own_kernel(artifacts) -> None:
     assert re.search(rf"nvidia-current-open/535\.261\.03, {kernel}, x86_64: installed", status)
     path = made.ansible(NODE, "sh", "-c", f"modinfo -k {kernel} -F version nvidia-current-open nvidia-current-open-uvm | sort -u")
     assert "535.261.03" in path
-    # Of another version they would not talk to the module, and two such versions are in Debian's archive too.
+    # Debian's archive has two versions of the user libraries, and another version than the module's would not talk to it.
     libraries = made.ansible(
         NODE, "sh", "-c", "readlink -f $(ldconfig -p | sed -n 's/.*(libc6,x86-64) => //p' | grep -E '/lib(cuda|nvidia-ml)[.]so[.]1$')"
     )

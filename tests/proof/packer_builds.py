@@ -45,7 +45,7 @@ def begin(
 
 @pytest.fixture(scope="module")
 def keys(cloud: LocalCloud) -> tuple[str, str]:
-    """What images are signed with, and what that is checked with."""
+    """The key that signs images and the key that verifies them."""
     private, public = (str(cloud.folder / name) for name in ("sign.pem", "sign.pub.pem"))
     argv = ["openssl", "genpkey", "-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-256", "-out", private]
     subprocess.run(argv, check=True, capture_output=True)
@@ -62,9 +62,9 @@ def apt_proxy(cloud: LocalCloud) -> Iterator[AptProxy]:
 
 @pytest.fixture(scope="module")
 def mirror(cloud: LocalCloud) -> Iterator[ThreadingHTTPServer]:
-    """A mirror of a stack's files, with contract archives for them; it counts what it is asked for."""
+    """A mirror of a stack's files, with stub archives for them; it counts requests."""
     folder = cloud.folder / "archives"
-    subprocess.run([sys.executable, ROOT / ".config/molecule/contract_archives.py", folder], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([sys.executable, ROOT / ".config/molecule/stub_archives", folder], check=True, stdout=subprocess.DEVNULL)
     with serving() as made:
         made.files = {f"/{path.relative_to(folder)}": path.read_bytes() for path in folder.rglob("*") if path.is_file()}  # type: ignore[attr-defined]
         yield made
@@ -72,10 +72,10 @@ def mirror(cloud: LocalCloud) -> Iterator[ThreadingHTTPServer]:
 
 @pytest.fixture(scope="module")
 def site(cloud: LocalCloud, apt_proxy: AptProxy, mirror: ThreadingHTTPServer) -> dict[str, str]:
-    """Where the images' parts come from."""
+    """The variables that say where the images' parts come from."""
     return {
         "muster_image_apt_proxy": apt_proxy.url,
-        "muster_stack_name": str(cloud.folder / "archives/contract.yml"),
+        "muster_stack_name": str(cloud.folder / "archives/stub.yml"),
         "muster_mirror": f"http://127.0.0.1:{mirror.server_port}",
         "muster_cache_dir": str(cloud.folder / "cache"),
     }
@@ -93,7 +93,7 @@ def plugin(cloud: LocalCloud) -> str:
 
 @pytest.fixture(scope="module")
 def amis(cloud: LocalCloud, keys: tuple[str, str], plugin: str, site: dict[str, str]) -> list[str]:
-    """Of two builds that began in the same second, the first of which is signed, and the second goes through Session Manager."""
+    """The AMIs of two builds that began in the same second. The first is signed; the second goes through Session Manager."""
     path = f"{plugin}:{os.environ['PATH']}"
     same: dict[str, object] = {"components": ["common", "cloud_tools"], "ansible_variables": json.dumps(site)}
     signed = {**same, "provenance": {"location": "ssm:/provenance", "private_key": keys[0]}}
@@ -120,7 +120,7 @@ def test_what_one_build_fetched_another_does_not_fetch_again(
     assert {"jq", "curl"} <= set(manifest["packages"])
     assert any("/jq_" in url for url in fetched)
     assert len(fetched) == len(set(fetched)) == len(asked) / 2
-    # What stays in the image asks nobody who may not be there.
+    # The image must not keep the address of the builders' cache, which its nodes may not reach.
     ssm, ec2 = cloud.client("ssm"), cloud.client("ec2")
     made = ec2.run_instances(ImageId=amis[0], InstanceType="c7i.large", MinCount=1, MaxCount=1)["Instances"][0]["InstanceId"]
     look = {"commands": ["apt-config dump | grep -i proxy"]}
@@ -159,13 +159,13 @@ def test_a_signed_image_is_verified_and_its_instance_taken_away(
     assert cloud.client("ec2").describe_key_pairs()["KeyPairs"] == []
 
 
-# A container has no clock and kernel settings of its own.
+# A container shares clock and kernel settings with the machine.
 NOT_RUN = ["common.clock_synchronised", "common.hugepages", "common.sysctl_kernel_numa_balancing", "common.sysctl_net_core_somaxconn",
            "common.sysctl_vm_max_map_count"]  # fmt: skip
 
 
 def test_a_bad_image_fails_and_its_instance_is_taken_away_too(cloud: LocalCloud, amis: list[str], site: dict[str, str]) -> None:
-    """Without leave for what a container cannot prove, the checks that were not run are a failure."""
+    """The verification fails by the checks that a container cannot run, unless it allows them."""
     asked = {"ami": amis[1], "muster_stack_name": site["muster_stack_name"]}
     said, code = cloud.play("playbooks/image_verify.yml", "-i", "localhost,", **asked, log="verify-bad.txt")
     assert code != 0
@@ -188,7 +188,7 @@ def test_what_nobody_signed_is_not_started_where_that_is_required(cloud: LocalCl
 @pytest.mark.parametrize(
     ("ami", "sentence"),
     [
-        ("us-east-1", "us-east-1 is no id of an AMI; give one as packer build printed it"),
+        ("us-east-1", "us-east-1 is not an AMI id; give one as packer build printed it"),
         ("ami-0123456789abcdef0", "ami-0123456789abcdef0 cannot be verified: "),
         ("ami-0deb13000000000d1", "it has no tag muster:purpose, so packer/ did not make it; give an image of packer/"),
     ],
@@ -227,7 +227,7 @@ def test_a_builder_that_fails_is_kept_where_that_is_asked(cloud: LocalCloud) -> 
     build = begin(cloud, "kept", options=["-on-error=abort"], **site)
     assert build.wait(300) == 1
     said = (cloud.folder / "kept.txt").read_text()
-    assert "apt-get installs none of muster-no-such-package" in said
+    assert "apt-get cannot install muster-no-such-package" in said
     assert "Terminating the source AWS instance" not in said
     [builder] = cloud.running()
     ssm, ec2 = cloud.client("ssm"), cloud.client("ec2")

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""A proof: a controller that is lost with its disk is made anew from a backup while jobs run; and what a restore does not put back.
+"""A proof: a backup restores a controller that was lost with its disk, while jobs run; some archives are refused.
 
 Run by `make proofs`, or `pytest --engine tests/proof/restore.py`; about six minutes on two cores.
 """
@@ -51,7 +51,7 @@ class Cluster(Fleet):
         return self.head(*argv, "--format=jobid,jobname,state,end").splitlines()
 
     def look(self) -> dict[str, str]:
-        """What must not change when something is refused: packages, files, daemons, and the databases that there are."""
+        """What a refusal must not change: packages, files, daemons and databases."""
         command = (
             "dpkg-query -W | sha256sum; find /etc -type f | sort | xargs sha256sum | sha256sum; pgrep -a 'slurm|sackd|mariadbd|munged';"
             "! command -v mariadb >/dev/null || mariadb -N -e 'show databases'"
@@ -75,7 +75,7 @@ def cluster(artifacts) -> Cluster:
 
 @pytest.fixture(scope="module")
 def jobs(cluster: Cluster) -> dict[str, str]:
-    """One that runs, one that somebody holds, one that is for later, and a node that a person has drained."""
+    """A running, a held and a delayed job, and a node that a person has drained."""
     made = {
         "runs": cluster.submit("srun sleep 1800", "--nodelist=compute-1"),
         "held": cluster.submit("true", "--hold"),
@@ -96,7 +96,7 @@ def archive(cluster: Cluster, jobs: dict[str, str]) -> Path:
 
 
 def made_by(archive: Path, target: Path, **facts: object) -> str:
-    """A copy of the archive of which the manifest says something else."""
+    """A copy of the archive with a changed manifest."""
     with tarfile.open(archive) as whole, tarfile.open(target, "w") as other:
         for member in whole:
             content = whole.extractfile(member).read()
@@ -158,7 +158,7 @@ def test_a_lost_controller_comes_back_with_queue_history_and_running_jobs(
     containers.engine.ask("rm", "--force", "--volumes", containers.container_name("controller-1"))
     cluster.succeed("local_up")
     assert cluster.head("sh", "-c", "command -v slurmctld || echo fresh") == "fresh"
-    # Which Slurm that will be is known when it is installed, and nothing more is done then.
+    # The restore knows Slurm's version only after its install, so it refuses after the install and changes nothing more.
     said = refused(cluster.play("slurm_restore", muster_restore=made_by(archive, tmp_path / "other.tar", slurm="22.05.8")))
     assert re.search(TOO_OLD, said), said
     assert (
@@ -170,7 +170,7 @@ def test_a_lost_controller_comes_back_with_queue_history_and_running_jobs(
         == "fresh"
     )
     restored = cluster.play("slurm_restore", muster_restore=str(archive))
-    # The drain of a person came back as well, so that the check of the nodes names it and everything else has passed.
+    # The restore also brings back the drain that a person set, so only the check of the nodes fails.
     bad = {check["check"] for check in cluster.events("check") if check["status"] == "failed"}
     assert bad == {"nodes_ready"}, restored.stdout[-3000:]
 

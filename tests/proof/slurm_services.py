@@ -28,9 +28,9 @@ CONTROLLERS = ("controller-1", "controller-2")
 STATE = "/fsx/slurm/state"
 PASSWORD = "Zq8NotToBeSeenAnywhere"
 ONLY_SLURM = '{"muster_components": ["common", "slurm"]}'
-# slurmctld writes its state at most five seconds late; what happened since is lost with it.
+# slurmctld writes its state up to five seconds late; a kill loses what happened since.
 STATE_SAVED_S = 6
-# The engine's package starts nothing while it is installed: its certificates are not there yet.
+# Start nothing during the install of MariaDB's package: its certificates do not exist yet.
 DATABASE = f"""set -e
 printf '#!/bin/sh\\nexit 101\\n' > /usr/sbin/policy-rc.d; chmod +x /usr/sbin/policy-rc.d
 apt-get -qq update
@@ -46,7 +46,7 @@ mariadb --execute "CREATE DATABASE slurm_acct_db; CREATE USER slurm@'%' IDENTIFI
 
 
 def certificates(folder: Path) -> None:
-    """A CA, and a server's certificate by it; another CA that knows nobody."""
+    """A CA with a server certificate, and a second CA that signed nothing."""
     folder.mkdir(parents=True)
 
     def openssl(*argv: str) -> None:
@@ -61,7 +61,7 @@ def certificates(folder: Path) -> None:
 
 
 def inventory(folder: Path, tls: Path) -> Path:
-    """The embedded fleet with a second controller, whose configuration says what this proof is about."""
+    """The embedded fleet with a second controller and the configuration of this proof."""
     (folder / "group_vars").mkdir(parents=True)
     options = {"plugin": "muster.fleet.local_fleet", "fleet": NAME, "controllers": 2, "compute": 1, "cpus": 1, "memory": "2048"}
     (folder / "local_fleet.yml").write_text(yaml.safe_dump(options))
@@ -77,7 +77,7 @@ def inventory(folder: Path, tls: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def fleet(artifacts) -> Iterator[Fleet]:
-    """Up, with the database on its one compute node, and proven by a first run."""
+    """The fleet after its first run, with the database on its one compute node."""
     folder = artifacts.folder(NAME)
     made = Fleet(folder, NAME, inventory(folder / "inventory", folder / "tls"))
     artifacts.leave(f"fleet {NAME}", lambda: made.run("playbooks/local_down.yml").check_returncode())

@@ -48,7 +48,7 @@ class Cluster(Fleet):
         return self.head("squeue", "--noheader", "--states=all", f"--jobs={job}", "--format=%T")
 
     def ticks(self) -> list[int]:
-        """When the running job wrote, on each of its nodes."""
+        """The times at which the running job wrote, by node."""
         return [int(line) for line in self.head("sh", "-c", "cat /fsx/home/muster/ticks.0").splitlines()]
 
     def versions(self) -> dict[str, str]:
@@ -58,7 +58,7 @@ class Cluster(Fleet):
         return {**nodes, "slurmctld": shown[1]}
 
     def look(self) -> dict[str, str]:
-        """What must not change when something is refused."""
+        """What a refusal must not change."""
         command = f"dpkg-query -W | sha256sum; find /etc {BACKUP} -type f 2>/dev/null | xargs sha256sum | sha256sum; pgrep -a 'slurm|sackd'"
         return {host: self.ansible(host, "sh", "-c", command) for host in HOSTS}
 
@@ -140,7 +140,7 @@ def test_refused_with_nothing_changed(cluster: Cluster, jobs, variables: dict, s
 
 
 def test_packages_without_the_configured_mpi_are_refused(cluster: Cluster, jobs) -> None:
-    """They are fetched by then, and nothing is stopped or installed."""
+    """The playbook has fetched the packages by then, and stopped and installed nothing."""
     look = ("sh", "-c", "dpkg-query -W | sha256sum; pgrep -a slurm")
     before = cluster.head(*look)
     said = failures(
@@ -151,7 +151,7 @@ def test_packages_without_the_configured_mpi_are_refused(cluster: Cluster, jobs)
 
 
 def test_a_step_that_fails_says_how_to_go_on_or_back(cluster: Cluster, jobs) -> None:
-    """slurmdbd and slurmctld are new by then; the jobs do not notice."""
+    """slurmdbd and slurmctld are upgraded by then; the jobs run on."""
     cluster.vars["slurm_apt_source"] = SOURCE
     broken = "/etc/apt/apt.conf.d/99broken"
     cluster.ansible("compute-1", "sh", "-c", f"echo 'DPkg::Pre-Invoke {{\"false\";}};' >{broken}")
@@ -212,7 +212,7 @@ def test_the_fleet_is_proven_and_converged_with_the_new_version(cluster: Cluster
 
 
 def test_the_way_back(cluster: Cluster, jobs) -> None:
-    """As it was when slurmctld stopped: what was submitted since is forgotten, what ran then still runs."""
+    """The cluster is as it was when slurmctld stopped: later jobs are forgotten, jobs that ran then still run."""
     del cluster.vars["slurm_apt_source"]
     later = cluster.submit("later", "hostname", "--wait")
     done = cluster.play("slurm_upgrade_back")

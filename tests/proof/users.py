@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""A proof: users of a real directory, OpenLDAP with TLS on the login node, on a fleet with Slurm: in, out, while it is down, refused.
+"""A proof: a fleet with Slurm takes its users from a directory (OpenLDAP with TLS on the login node), also while that is down.
 
 Run by `make proofs`, or `pytest --engine tests/proof/users.py`; about seven minutes on two cores.
 """
@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 from typed import ROOT, typed
 
-from ansible_collections.muster.fleet.plugins.module_utils.container_engine import find_engine
-from ansible_collections.muster.fleet.plugins.module_utils.node_container import Fleet as Containers
-from ansible_collections.muster.fleet.plugins.module_utils.places import cache_dir, state_dir
+from ansible_collections.muster.fleet.plugins.module_utils.containers.engine import find_engine
+from ansible_collections.muster.fleet.plugins.module_utils.containers.fleet import Fleet as Containers
+from ansible_collections.muster.fleet.plugins.module_utils.paths import cache_dir, state_dir
 
 pytestmark = pytest.mark.engine
 
@@ -27,7 +27,7 @@ NAME = "users"
 NODES = ("controller-1", "compute-1", "compute-2", "login-1")
 SCENARIO = "roles/users/molecule/default"
 ADA = "20001:30000:/fsx/home/ada:/bin/bash"
-# What a person types into su, which wants a terminal.
+# su needs a terminal, so a pseudo-terminal types the password.
 LOGIN = "(sleep 2; echo {word}) | script --quiet --return --command 'su - {user} -c whoami' /dev/null"
 
 
@@ -62,7 +62,7 @@ class Fleet:
         return self.play("playbooks/provision.yml", *extra, muster_components=["users"], **variables)
 
     def sh(self, node: str, script: str, user: str = "root") -> str:
-        """What a script prints; it must end well."""
+        """The output of a script, which must succeed."""
         done = self.run(node, script, user)
         assert done.code == 0, done
         return done.stdout.strip()
@@ -75,7 +75,7 @@ class Fleet:
         return {node: self.sh(node, script) for node in NODES}
 
     def failed(self) -> set[tuple[str, str]]:
-        """(host, component.check) of the newest run's checks that did not pass, those of containers aside."""
+        """(host, component.check) of the newest run's checks that did not pass, without those that containers cannot pass."""
         lines = ((self.folder / "runs" / NAME / "latest" / "events.jsonl").read_text()).splitlines()
         checks = [event for line in lines if (event := json.loads(line))["event"] == "check"]
         assert checks
@@ -83,17 +83,17 @@ class Fleet:
 
 
 def sentences(done: subprocess.CompletedProcess) -> set[str]:
-    """What the summary says of hosts that failed, without their names."""
+    """The sentences of the summary about failed hosts, without their names."""
     assert done.returncode != 0, done.stdout[-3000:]
     return {line.partition(": ")[2] for line in re.findall(r"^FAILED (.*)$", done.stdout, re.MULTILINE)}
 
 
 @pytest.fixture(scope="module")
 def bare(artifacts) -> Fleet:
-    """The fleet with Slurm and the directory's server, which no node knows yet."""
+    """The fleet with Slurm and the directory's server, before any node uses the directory."""
     made = Fleet(artifacts.folder(NAME))
     artifacts.leave(f"fleet {NAME}", lambda: made.play("playbooks/local_down.yml").check_returncode())
-    # The jobs of these tests prove Slurm well enough.
+    # Leave out Slurm's own checks: these tests run jobs.
     for playbook in ("playbooks/local_up.yml", f"{SCENARIO}/prepare.yml", "playbooks/stack.yml"):
         done = made.play(playbook, muster_components=["common", "slurm"], muster_phases=["install", "configure"])
         assert done.returncode == 0, done.stdout[-3000:]
@@ -144,7 +144,7 @@ def test_directory_user_runs_a_job_and_is_charged(fleet: Fleet) -> None:
 
 
 def test_who_is_in_no_group_stays_outside(fleet: Fleet) -> None:
-    """The node knows mallory, whose password is right."""
+    """The node knows mallory, and the password is right."""
     assert fleet.sh("login-1", "id -u mallory") == "20003"
     assert fleet.run("login-1", LOGIN.format(user="mallory", word="mallory-password"), "muster").code != 0
     assert fleet.run("login-1", "su - mallory -c whoami").code != 0
@@ -182,12 +182,12 @@ def test_directory_down_is_named_and_its_users_go_on(fleet: Fleet) -> None:
         assert done.returncode != 0
         assert fleet.failed() == {(node, "users.directory_answers") for node in NODES}
         said = "directory server ldaps://login-1 cannot be reached (Connection refused)"
-        assert all(said in line and "Remedy: Bring the named server up" in line for line in sentences(done))
+        assert all(said in line and "Remedy: Start the named server" in line for line in sentences(done))
         assert fleet.everywhere("getent passwd ada | cut -d: -f3,4,6,7") == dict.fromkeys(NODES, ADA)
         job = fleet.sh("login-1", "sbatch --parsable --wait --nodes=2 --mem=64 --time=1 --wrap='srun id -u'", "ada")
         assert accounted(fleet, job) == "ada|muster|COMPLETED|2"
         assert fleet.sh("login-1", LOGIN.format(user="ada", word="ada-password"), "muster").split()[-1] == "ada"
-        # A converge of everything else must go on; what is there already is not tried again.
+        # Everything else must converge; what exists already is not tried again.
         done = fleet.play("playbooks/stack.yml", muster_components=["users"], muster_phases=["configure"])
         assert done.returncode == 0, done.stdout[-3000:]
     finally:
@@ -198,7 +198,7 @@ def test_new_member_has_no_account_until_the_next_converge(fleet: Fleet) -> None
     change = "dn: cn=physics,ou=groups,dc=example,dc=org\nchangetype: modify\nadd: memberUid\nmemberUid: mallory\n"
     modify = f"printf %s {shlex.quote(change)} | slapmodify -f /etc/test-directory/slapd.conf"
     fleet.sh("login-1", f"systemctl stop test-directory; {modify}; systemctl start test-directory")
-    # SSSD that has met a closed port waits a minute before it asks again, unless it is told to.
+    # After a closed port SSSD waits a minute before it asks again, so tell it to ask now.
     ask = "sss_cache --everything; systemctl kill --kill-whom=main --signal=USR2 sssd; getent group physics | grep -q mallory"
     fleet.everywhere(f"timeout 60 sh -c 'until {ask}; do sleep 1; done'")
     done = fleet.play("playbooks/validate.yml", muster_components=["users"])
@@ -219,7 +219,7 @@ def test_number_that_somebody_has(fleet: Fleet) -> None:
 
 
 def test_listed_user_with_a_taken_number_changes_no_file(fleet: Fleet) -> None:
-    """On the node that has another user with it; there not even the first file of the role is written."""
+    """The node that has another user with that number refuses before the role writes its first file."""
     fleet.sh("compute-1", "useradd --uid 2345 squatter; touch /run/begin")
     listed = [{"name": "muster", "uid": 2000, "account": "muster"}, {"name": "linus", "uid": 2345, "account": "muster"}]
     try:
@@ -235,7 +235,7 @@ def test_listed_user_with_a_taken_number_changes_no_file(fleet: Fleet) -> None:
 def test_password_of_the_bind_is_nowhere_else(fleet: Fleet) -> None:
     secret = fleet.state / "secrets" / "users-bind-password"
     word = secret.read_text().split()[0]
-    # sssd.conf is the control: there it must be found. The test's own directory has it as well.
+    # The control: the search must find the password in sssd.conf. The test's own directory server has it too.
     places = "/etc /var/log /usr/lib/muster /fsx/muster"
     search = f"printf %s {word} >/run/needle; grep -rlF -f /run/needle {places} 2>/dev/null; rm /run/needle"
     found = fleet.everywhere(f"{{ {search}; }} | grep -v /etc/test-directory/ || true")

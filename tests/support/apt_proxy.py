@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""A site's cache of packages, small: an HTTP proxy that keeps packages, and knows what it was asked for and what it fetched."""
+"""Stands in for a site's package cache: an HTTP proxy that keeps packages and records what clients asked for and what it fetched."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-# linux/in.h: an address may be bound that is not there yet.
+# linux/in.h: binds an address that does not exist yet.
 IP_FREEBIND = 15
 
 
@@ -49,7 +49,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self.server.asked.append(self.path)
-        # Whoever asks second waits for the first.
+        # A second request for the same URL waits for the first.
         with self.server.locks[self.path]:
             kept = self.server.folder / hashlib.sha256(self.path.encode()).hexdigest()
             try:
@@ -59,7 +59,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
                         shutil.copyfileobj(answer, part)
                     kept.with_suffix(".part").rename(kept)
                 body = kept.read_bytes()
-                # A list of packages may be another the next time.
+                # Package lists change, so do not keep them.
                 if not self.path.endswith(".deb"):
                     kept.unlink()
             except urllib.error.HTTPError as error:
@@ -73,4 +73,4 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
-        """Nothing on the screen."""
+        """Log nothing."""

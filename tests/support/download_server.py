@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""A server on loopback that also breaks off, stumbles and has nothing, and a key that signs its file: fixtures of what fetches."""
+"""Fixtures for tests of downloads: a server on loopback, which can also cut a transfer, fail or lack the file, and a signing key."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SHA256 = hashlib.sha256(ARCHIVE).hexdigest()
 
 @contextmanager
 def serving() -> Iterator[ThreadingHTTPServer]:
-    """server.files: path to bytes. server.trouble: path to a list of what comes first: a status, or "cut". server.asked counts."""
+    """server.files: path to bytes. server.trouble: path to a list of the first answers: a status, or "cut". server.asked counts."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -63,7 +63,7 @@ def server() -> Iterator[ThreadingHTTPServer]:
 
 @pytest.fixture(scope="module")
 def signed() -> Iterator[dict]:
-    """A key, its fingerprint, the archive's signature by it, and what signs other data."""
+    """A key, its fingerprint, its signature of the archive, and a function that signs other data."""
     if not shutil.which("gpg"):
         assert not os.environ.get("CI"), "gpg is missing; install gnupg"
         pytest.skip("gpg is missing; install gnupg")

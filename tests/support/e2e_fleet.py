@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""The fleet of the end-to-end tests: its playbooks typed as a user does, its nodes reached as Ansible does, its containers."""
+"""The fleet of the end-to-end tests. It runs playbooks as a user does, reaches nodes as Ansible does, and handles the containers."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 from kernel_settings import kernel_settings
 
-from ansible_collections.muster.fleet.plugins.module_utils.container_engine import find_engine
-from ansible_collections.muster.fleet.plugins.module_utils.node_container import Fleet as Containers
-from ansible_collections.muster.fleet.plugins.module_utils.places import cache_dir, state_dir
+from ansible_collections.muster.fleet.plugins.module_utils.containers.engine import find_engine
+from ansible_collections.muster.fleet.plugins.module_utils.containers.fleet import Fleet as Containers
+from ansible_collections.muster.fleet.plugins.module_utils.paths import cache_dir, state_dir
 
 ROOT = Path(__file__).parents[2]
 INVENTORY = Path("tests/e2e/inventory")
@@ -40,7 +40,7 @@ class Fleet:
         self.inventory = inventory
         self.folder = folder
         self.runs = folder / "runs" / name
-        # State in a place of its own; the caches are the user's. PWD is where run folders go: the commands are typed in the checkout.
+        # The state has a folder of its own; the caches are the user's. Run folders go below PWD, while the commands run in the checkout.
         self.env = {**os.environ, "XDG_STATE_HOME": str(folder / "state"), "PWD": str(folder)}
         self.state_dir = state_dir(name, self.env)
         self.settings = kernel_settings()
@@ -50,7 +50,7 @@ class Fleet:
         return [".venv/bin/ansible-playbook", playbook, "-i", str(self.inventory), "-e", f"muster_fleet={self.name}", *extra]
 
     def run(self, playbook: str, *extra: str, timeout: float = 900) -> subprocess.CompletedProcess:
-        """A playbook from its start to its end; `stdout` has all of its output, which is kept in the folder as well."""
+        """Run a playbook to its end; `stdout` has all of its output, which a file in the folder keeps as well."""
         process = self.begin(playbook, *extra)
         return self.finish(process, timeout)
 
@@ -80,13 +80,13 @@ class Fleet:
         return subprocess.CompletedProcess(process.args, process.returncode, process.log.read_text())
 
     def cut(self, process: subprocess.Popen) -> None:
-        """SIGKILL to the process group, as of a terminal that is gone."""
+        """Send SIGKILL to the process group."""
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
     def end(self) -> None:
-        """Cut what an interrupted test left running."""
+        """Kill what an interrupted test left running."""
         for process in self.begun:
             self.cut(process)
 
@@ -100,7 +100,7 @@ class Fleet:
         return [event for line in (self.latest / "events.jsonl").read_text().splitlines() if (event := json.loads(line))["event"] == kind]
 
     def ansible(self, host: str, *argv: str, user: str = "root", check: bool = True, timeout: float = 120) -> str:
-        """Run a command on a node over SSH as Ansible does, with the fleet's key and a checked host key; what it wrote, stripped."""
+        """Run a command on a node over SSH as Ansible does, with the fleet's key and a checked host key; return its output, stripped."""
         if user != "root":
             argv = ("runuser", "--login", user, "--command", shlex.join(argv))
         done = subprocess.run(
@@ -116,7 +116,7 @@ class Fleet:
         return done.stdout.strip()
 
     def ssh(self, host: str, *argv: str, user: str = "root") -> list[str]:
-        """The command that comes in by ssh as `user`."""
+        """The ssh command that logs in as `user`."""
         ssh = self.state_dir / "ssh"
         options = ["-o", f"UserKnownHostsFile={ssh}/known_hosts", "-o", "StrictHostKeyChecking=yes", "-o", "BatchMode=yes"]
         address = self.containers().address(host)
@@ -127,18 +127,30 @@ class Fleet:
         return Containers(self.name, find_engine(), self.state_dir, cache_dir(self.env))
 
     def kill(self, *nodes: str) -> None:
-        """Take the power from nodes; from all of them when none is named."""
+        """Cut the power of these nodes, or of all nodes."""
         self.containers().set_state("killed", list(nodes) or None)
 
     def start(self, *nodes: str) -> None:
-        """Give it back, and wait for their SSH."""
+        """Restore the power, and wait for SSH."""
         self.containers().set_state("started", list(nodes) or None)
 
     def wait_for(self, what: str, found: Callable[[], object], patience: float = 60) -> object:
-        """Ask `found` twice a second until it says something true, and return that; the test fails with `what` when it does not."""
+        """Call `found` twice a second until it returns something true, and return that. Fail the test with `what` when it never does."""
         deadline = time.monotonic() + patience
         while not (value := found()):
             if time.monotonic() > deadline:
                 pytest.fail(f"waited {patience:.0f} s in vain for {what}")
             time.sleep(0.5)
         return value
+
+
+def brought_up(artifacts, request: pytest.FixtureRequest, name: str) -> Fleet:
+    """A fleet after its first site.yml; it goes down when the tests are over."""
+    made = Fleet(artifacts.folder(name), name)
+    artifacts.leave(f"fleet {name}", lambda: made.run("playbooks/local_down.yml").check_returncode())
+    request.addfinalizer(made.end)
+    made.first = made.run("site.yml")
+    if made.first.returncode != 0:
+        pytest.fail(f"the fleet did not come up:\n{made.first.stdout[-5000:]}", pytrace=False)
+    made.first_run = made.latest
+    return made

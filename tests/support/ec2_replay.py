@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""An EC2 API that answers DescribeInstances from pages written beforehand, as fast as a client can read them.
+"""An EC2 API that answers DescribeInstances from pages that it wrote beforehand, as fast as a client can read them.
 
-moto needs 2 ms for an instance and would measure itself. The pages have the elements, their order and their number that EC2 gives a running
-instance (API version 2016-11-15; about 4 kB, and 1 kB for each further network card). DescribeRegions, DescribeInstanceTopology,
+With moto, which needs 2 ms for an instance, a test would measure moto. The pages have EC2's elements for a running instance, in EC2's order
+and number (API version 2016-11-15; about 4 kB, and 1 kB for each further network card). DescribeRegions, DescribeInstanceTopology,
 DescribeCapacityReservations and AssumeRole answer too, and each answer can be an error. Filters are only recorded, so a test asks
 `api.requests` for them.
 
@@ -146,7 +146,7 @@ def fleet(count: int, cards: int = 1) -> list[Instance]:
 
 
 class Api:
-    """The server, on loopback. `faults[(action, region)]` is a list of (status, code, message) that the next requests are answered with."""
+    """The server, on loopback. `faults[(action, region)]` is a list of (status, code, message), the answers to the next requests."""
 
     def __init__(self, fleets: dict[str, list[Instance]], page: int = 1000, regions: tuple[str, ...] = ()) -> None:
         self.requests: list[dict[str, str]] = []

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""A local cloud in a process of its own, as its user has it, and Packer and playbooks against it."""
+"""A local cloud in a process of its own, as a user starts it, and Packer and playbooks that use it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import boto3
 import get_packer
 import pytest
 
-from ansible_collections.muster.fleet.plugins.module_utils.container_engine import find_engine
+from ansible_collections.muster.fleet.plugins.module_utils.containers.engine import find_engine
 from localcloud.machines import Machines
 
 ROOT = Path(__file__).parents[2]
@@ -27,7 +27,7 @@ PACKER = ROOT / ".venv/bin/packer"
 
 
 class LocalCloud:
-    """`python -m localcloud`, from `start` to `end`; `env` is the environment of what is to talk to it."""
+    """`python -m localcloud`, from `start` to `end`; `env` is the environment of its clients."""
 
     def __init__(self, name: str, folder: Path) -> None:
         self.name = name
@@ -46,12 +46,12 @@ class LocalCloud:
         return self
 
     def end(self) -> None:
-        """By Ctrl-C; when it returns everything is gone."""
+        """End it as Ctrl-C does, and wait until everything is gone."""
         self._process.send_signal(signal.SIGINT)
         self._process.wait(120)
 
     def clean(self) -> None:
-        """What a run left that was killed."""
+        """Remove what a killed run left."""
         Machines(self.name, self.env).clean()
 
     def client(self, service: str, region: str = "us-east-1"):
@@ -64,13 +64,13 @@ class LocalCloud:
         return [each["InstanceId"] for one in found for each in one["Instances"] if each["State"]["Name"] != "terminated"]
 
     def left(self) -> list[str]:
-        """The containers and images that the engine has of it."""
+        """The cloud's containers and images in the engine."""
         engine = find_engine()
         label = f"muster.fleet={self.name}"
         return [*engine.ask("ps", "--all", "--quiet", "--filter", f"label={label}").split(), *engine.image_names(label)]
 
     def run(self, *argv: str, log: str = "", timeout: float = 900) -> tuple[str, int]:
-        """A command against it: all that it says, and its exit code."""
+        """Run a command with this cloud; return its whole output and its exit code."""
         began = time.monotonic()
         done = subprocess.run(
             argv, cwd=ROOT, env={**self.env, "PWD": str(self.folder)}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
@@ -89,13 +89,13 @@ class LocalCloud:
 
 
 def need_packer() -> None:
-    """Skips a test by name where Packer or a plugin of it is not here."""
+    """Skip the test, with a reason, where Packer or one of its plugins is missing."""
     if not PACKER.exists() or len(get_packer.installed(str(PACKER))) < len(get_packer.PLUGINS):
         pytest.skip("not_run: Packer or a plugin of it is not here; make packer")
 
 
 def with_packer(name: str, artifacts) -> Iterator[LocalCloud]:
-    """For a fixture: a cloud that packer build can be run against, and at its end nothing is left of it."""
+    """For a fixture: a cloud for packer build. At its end nothing of it may be left."""
     need_packer()
     made = LocalCloud(name, artifacts.folder(name))
     artifacts.leave(f"local cloud {name}", made.clean)
@@ -114,5 +114,5 @@ def build_argv(purpose: str, results: Path, **variables: object) -> list[str]:
 
 
 def ami_of(said: str) -> str:
-    """The AMI that `packer build` says it has made."""
+    """The AMI that the output of `packer build` names."""
     return re.findall(r"^us-east-1: (ami-\w+)$", said, re.MULTILINE)[-1]

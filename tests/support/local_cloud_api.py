@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""Fixtures: the local cloud's API over machines that only write down what is asked of them.
+"""Fixtures: the local cloud's API over machines that only record their calls.
 
-moto is imported by the tests that use it alone.
+Only tests that use moto import it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ansible_collections.muster.fleet.plugins.module_utils.container_engine import Finished, NodeContainerError
+from ansible_collections.muster.fleet.plugins.module_utils.containers.engine import Finished, NodeContainerError
 
 if TYPE_CHECKING:
     from localcloud.cloud import Cloud
@@ -86,7 +86,7 @@ def served() -> Iterator[Cloud]:
 
     from localcloud.cloud import Cloud
 
-    # To make a client costs more than what is asked of it, and each run of a module makes several.
+    # A client takes longer to make than its calls take, and each run of a module makes several.
     made, make = {}, boto3.session.Session.client
 
     def client(session: boto3.session.Session, service: str, **more: object) -> object:
@@ -116,7 +116,7 @@ def machines(served: Cloud) -> Machines:
 
 @pytest.fixture
 def client(served: Cloud, machines: Machines):
-    """A client of a service, which asks once."""
+    """A client of a service, which does not retry."""
 
     import boto3
     from botocore.config import Config
@@ -136,7 +136,7 @@ def ec2(client):
 
 @pytest.fixture
 def fault(served: Cloud):
-    """Order a fault; gives the answer's status."""
+    """Order a fault; return the status of the answer."""
 
     def order(**fault: object) -> int:
         request = urllib.request.Request(f"{served.env['AWS_ENDPOINT_URL']}/localcloud/faults", json.dumps(fault).encode())

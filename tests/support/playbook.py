@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def run_playbook(folder: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
-    """Run ansible-playbook with these words; what it is told to leave in the user's folder lies in `folder`."""
+    """Run ansible-playbook with these arguments, as if the user were in `folder`."""
     return subprocess.run(
         [Path(sys.executable).parent / "ansible-playbook", *words],
         cwd=ROOT,

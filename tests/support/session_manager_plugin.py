@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""Stands for AWS's session-manager-plugin, whose protocol the local cloud has not: its arguments, and TCP to the instance's address."""
+"""Stands in for AWS's session-manager-plugin: takes its arguments and forwards TCP, because the local cloud lacks AWS's protocol."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-# What a make gives the makes that it starts; one that a user types has none of it, and says other things.
+# Variables that make passes to the makes that it starts. They change its output, and a make that a user types has none of them.
 OF_MAKE = ("MAKEFLAGS", "MAKELEVEL", "MFLAGS", "MAKEOVERRIDES")
 
 

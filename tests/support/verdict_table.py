@@ -7,15 +7,15 @@ from __future__ import annotations
 import functools
 from pathlib import Path
 
-from ansible_collections.muster.fleet.plugins.module_utils import catalogue
-from ansible_collections.muster.fleet.plugins.module_utils.rule_case import RULES
-from ansible_collections.muster.fleet.plugins.module_utils.stack_rules import Case, judge, verdict
+from ansible_collections.muster.fleet.plugins.module_utils.hardware import catalogue
+from ansible_collections.muster.fleet.plugins.module_utils.stack.rule_case import RULES
+from ansible_collections.muster.fleet.plugins.module_utils.stack.rules import Case, judge, verdict
 from ansible_collections.muster.fleet.plugins.plugin_utils import stack_files
 
 TABLE = Path(__file__).parents[1] / "fixtures/stack_verdicts.txt"
 STACKS = ("aws-2026.11", "aws-2026.11-580", "debian-13", "debian-12")
 SIGNS = {"passed": "+", "refused": "x", "warned": "w", "not_run": "?", "not_applicable": "."}
-# Systems that no stack is for, because some rules are about them alone.
+# Systems without a stack of their own, because some rules are only about them.
 OTHER_SYSTEMS = ("amzn2", "debian10", "debian11", "rhel8", "rhel10", "ubuntu20.04")
 SYSTEMS_TYPE = "p5.48xlarge"
 EACH_COLUMN = 10

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""AMIs are copied, shared, dated, named and retired; over the local cloud's API, whose machines only write down what is asked of them."""
+"""AMIs are copied, shared, dated, named and retired; over the local cloud's API, whose machines only record their calls."""
 
 from __future__ import annotations
 
 import pytest
 from local_cloud_api import AMI
 
-from ansible_collections.muster.fleet.plugins.module_utils import ami
+from ansible_collections.muster.fleet.plugins.module_utils.aws import ami
 from ansible_collections.muster.fleet.plugins.modules import ami_lifecycle as module
 
 HOME, WEST = "us-east-1", "us-west-2"
@@ -113,7 +113,7 @@ def test_the_newest_of_a_family_is_meant(life, client, made) -> None:
 
 
 def backend_order(*newest_last: str) -> None:
-    """AMIs of one second are of one age for moto."""
+    """moto gives all AMIs of one second the same age."""
     import datetime
 
     from moto.ec2.models import ec2_backends
@@ -200,28 +200,28 @@ def test_what_nothing_uses_is_retired_with_its_snapshots_and_once(life, ec2, mad
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"share_accounts": ["12345"]}, "Account '12345' is not twelve digits; quote it where it begins with 0."),
+        ({"share_accounts": ["12345"]}, "Account '12345' is not twelve digits; quote it when it begins with 0."),
         ({"share_accounts": ["all"]}, "Account 'all' would let everybody launch the image; name the accounts."),
         ({"share_organizations": ["o-abc"]}, "'o-abc' is no ARN of an organisation or organisational unit; it looks like arn:aws:"),
         ({"image_id": NOBODY}, f"Region {HOME} has no AMI {NOBODY}; is it the right region and account?"),
-        ({"image_id": "slurm"}, "'slurm' is no id of an AMI; give one such as ami-0123456789abcdef0."),
-        ({"region": "us_east"}, "'us_east' is no region; name one such as us-east-1."),
+        ({"image_id": "slurm"}, "'slurm' is not the id of an AMI; give one such as ami-0123456789abcdef0."),
+        ({"region": "us_east"}, "'us_east' is not a region; give one such as us-east-1."),
         ({"region": WEST}, f"Region {WEST} has no AMI ami-"),
-        ({"copy_to": [{"region": "moon"}]}, "copy_to has 'moon', which is no region; name one such as us-west-2."),
+        ({"copy_to": [{"region": "moon"}]}, "copy_to has 'moon', which is not a region; give one such as us-west-2."),
         ({"copy_to": [{"region": HOME}]}, f"copy_to names region {HOME} where the image is; take it out."),
         ({"copy_to": [{"region": WEST}, {"region": WEST}]}, f"copy_to names region {WEST} twice; take it out."),
         (
             {"copy_to": [{"region": WEST, "kms_key_id": "alias/none"}]},
-            f"Region {WEST} has no KMS key alias/none; name one of that region.",
+            f"Region {WEST} has no KMS key alias/none; give one of that region.",
         ),
-        ({"deprecate_at": "next year"}, "Date 'next year' is none; write it as 2027-06-30 or 2027-06-30T12:00:00Z."),
-        ({"deprecate_at": "2020-01-01"}, "Date of deprecation 2020-01-01T00:00:00Z is past; give one that is to come."),
+        ({"deprecate_at": "next year"}, "'next year' is not a date; write it as 2027-06-30 or 2027-06-30T12:00:00Z."),
+        ({"deprecate_at": "2020-01-01"}, "Date of deprecation 2020-01-01T00:00:00Z is past; give one in the future."),
         ({"profile": "nobody"}, "The config profile (nobody) could not be found; see ~/.aws/config or AWS_PROFILE."),
         ({"image_id": None, "family": {"name": "none-*"}}, f"Region {HOME} has no AMI of family none-*; is it the right region"),
         ({"image_id": None, "family": {"name": "*"}}, "The family has no name and no tags, so every AMI of the account would belong"),
         (
             {"image_id": None, "family": {"name": "slurm-*"}, "state": "retired"},
-            "The family would be retired as a whole; say how many to keep.",
+            "The whole family would be retired; set keep to the number that stays.",
         ),
     ],
 )
@@ -242,11 +242,11 @@ def test_a_disabled_key_and_another_image_of_the_name_are_refused(life, client, 
     key = kms.create_key()["KeyMetadata"]["KeyId"]
     kms.disable_key(KeyId=key)
     options = {"image_id": image, "copy_to": [{"region": WEST, "kms_key_id": key}]}
-    assert life(**options)["msg"] == f"KMS key {key} in region {WEST} is Disabled; name one that is enabled."
+    assert life(**options)["msg"] == f"KMS key {key} in region {WEST} is Disabled; give one that is enabled."
     west = client("ec2", WEST)
     other = west.copy_image(SourceImageId=image, SourceRegion=HOME, Name="slurm-1")["ImageId"]
     del options["copy_to"][0]["kms_key_id"]
-    said = f"Region {WEST} has an AMI {other} called slurm-1 already, which is no copy of {image}; retire it first."
+    said = f"Region {WEST} already has an AMI {other} called slurm-1, which is not a copy of {image}; retire it first."
     assert life(**options)["msg"] == said
 
 
@@ -254,7 +254,7 @@ def test_without_a_region_nothing_is_guessed(life, monkeypatch) -> None:
     monkeypatch.delenv("AWS_REGION")
     monkeypatch.delenv("AWS_DEFAULT_REGION")
     monkeypatch.setenv("AWS_CONFIG_FILE", "/nonexistent")
-    assert life(region=None, image_id=NOBODY)["msg"] == "No region is named; give the option region, or set AWS_REGION."
+    assert life(region=None, image_id=NOBODY)["msg"] == "No region is given; set the option region, or AWS_REGION."
 
 
 def test_a_throttled_call_is_tried_again(life, ec2, made, fault, monkeypatch) -> None:

@@ -186,7 +186,7 @@ def test_an_end_that_may_not_be_asked_for_is_a_warning(read, warnings, tmp_path:
         found = read(api, hostnames=["tag:Name"], **cache)
         assert set(found.hosts) == {"cb-1", "cb-2"} and "muster_stop_at" not in found.hosts["cb-1"].vars
         assert len(warnings) == 1 and "DescribeCapacityReservations" in warnings[0] and "us-east-1" in warnings[0]
-        # It is not remembered.
+        # The cache does not keep an answer without the ends.
         assert read(api, hostnames=["tag:Name"], **cache).hosts["cb-1"].vars["muster_stop_at"] == "2026-12-01T11:00:00Z"
 
 
@@ -197,7 +197,7 @@ def test_the_topology_of_many(read) -> None:
     with Api({"us-east-1": many}) as api:
         found = read(api, hostnames=["tag:Name"], topology=True)
         asked = [each for each in api.requests if each["Action"] == "DescribeInstanceTopology"]
-    # EC2 gives 20 at a time when it is not asked for more.
+    # EC2 returns 20 at a time unless a request asks for more.
     assert [each["MaxResults"] for each in asked] == ["100"] * 3
     assert "p5.48xlarge" in [value for key, value in asked[0].items() if key.startswith("Filter.1.Value")]
     assert len(found.groups["muster_layer1_nn_1"].hosts) == 250
@@ -220,7 +220,7 @@ def test_the_catalogue_says_what_a_type_is(read) -> None:
     assert "muster_instance" not in found.groups["muster_type_q9_metal"].vars
     with Api({"us-east-1": [GPU]}) as api:
         twice = read(api, hostnames=["tag:Name", "instance-id"], allow_duplicated_hosts=True)
-    # One instance, although it is two hosts: what two of them reach is another busbw.
+    # One instance that is two hosts counts once: two instances would have another busbw.
     assert len(twice.hosts) == 2
     assert twice.groups["muster_type_p5_48xlarge"].vars["muster_instance"] == facts
     with Api({"us-east-1": [GPU, Instance("00000000000013", ip="10.0.0.19")]}) as api:
@@ -274,7 +274,7 @@ def test_two_hosts_of_one_name_stay_two(read, warnings) -> None:
     with Api({"us-east-1": twins}) as api:
         found = read(api, hostnames=["tag:Name"])
     assert set(found.hosts) == {"web_i-00000000000001", "web_i-00000000000002"}
-    assert "Several instances are called web; each has its id behind the name." in warnings
+    assert "Several instances are called web; their ids were appended to the name." in warnings
 
 
 def test_names_with_prefix_literal_and_address(read) -> None:
@@ -310,7 +310,7 @@ def test_a_local_zone_is_in_its_region(read) -> None:
 def test_they_are_asked_at_once(read, monkeypatch: pytest.MonkeyPatch) -> None:
     regions = ["us-east-1", "us-east-2", "us-west-2"]
     with Api({each: [GPU] for each in regions}) as api:
-        # An answer is given when all six questions have come.
+        # The API answers when all six requests have arrived.
         all_there, answer = threading.Barrier(6), api._DescribeInstances
 
         def wait(form: dict[str, str], region: str) -> bytes:
@@ -331,12 +331,12 @@ def test_whose_account_it_is(read, monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
             return api.requests[-1]["key"], "--profile mine" in host.vars["ansible_ssh_common_args"]
 
         assert asked() == ("testing", False)
-        # What the file says comes before the environment, and the environment's keys before its profile.
+        # The file overrides the environment, and the environment's keys override its profile.
         assert asked(profile="mine") == ("of-profile", True)
         monkeypatch.setenv("AWS_PROFILE", "mine")
         assert asked() == ("testing", False)
         assert asked(access_key="of-file", secret_key="s") == ("of-file", False)
-        with pytest.raises(SystemExit, match="profile and access_key are two accounts; take one out"):
+        with pytest.raises(SystemExit, match="profile and access_key are two accounts; remove one of them"):
             asked(access_key="of-file", secret_key="s", profile="mine")
         monkeypatch.delenv("AWS_ACCESS_KEY_ID")
         monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
@@ -348,7 +348,7 @@ def test_accounts_and_regions_side_by_side(read) -> None:
         roles = [ROLE % "111122223333", ROLE % "444455556666"]
         found = read(api, hostnames=["tag:Name"], regions=["us-east-1", "us-west-2"], assume_role_arns=roles)
         asked = {(each["key"], each["region"]) for each in api.requests if each["Action"] == "DescribeInstances"}
-    # The API gives both accounts the same instances, which are taken once.
+    # The API gives both accounts the same instances, which become hosts once.
     assert set(found.hosts) == {"gpu-1", "head"}
     assert asked == {(f"ASIA{account}", region) for account in ("111122223333", "444455556666") for region in ("us-east-1", "us-west-2")}
 
@@ -365,7 +365,7 @@ def test_filters_reach_the_api(read) -> None:
         both = read(api, include_filters=[{"tag:x": "1"}, {"tag:y": "2"}], exclude_filters=[{"instance-state-name": "stopped"}])
     assert (sent["Filter.1.Name"], sent["Filter.1.Value.1"], sent["Filter.2.Value.2"]) == ("ebs-optimized", "true", "b")
     assert [sent[f"Filter.3.Value.{n}"] for n in (1, 2, 3, 4)] == ["running", "pending", "stopping", "stopped"]
-    # The API answers the excluding question with everything.
+    # The API ignores filters, so it returns everything to the request for the excluded instances.
     assert not both.hosts and actions(api)[1:] == ["DescribeInstances"] * 3
 
 
@@ -384,7 +384,7 @@ def test_a_warm_cache_asks_nothing(read, tmp_path: Path) -> None:
         assert groups_of(warm, "gpu-1") == groups_of(cold, "gpu-1")
         plain = [json.loads(json.dumps(each.hosts["gpu-1"].vars, default=lambda time: time.isoformat())) for each in (cold, warm)]
         assert plain[0] == plain[1]
-        # Another account, role, region or filter is another question.
+        # Another account, role, region or filter has its own cache entry.
         for other in (
             {"assume_role_arn": ROLE % "444455556666"},
             {"regions": ["us-west-2"]},
@@ -479,7 +479,7 @@ def test_a_region_that_fails_fails_the_inventory_unless_told_otherwise(read, war
         assert any(each.startswith("Left out: DescribeInstances is denied in region us-west-2") for each in warnings)
         assert set(read(api, **options, strict_permissions=False).hosts) == {"gpu-1"}
         api.faults.clear()
-        # What was incomplete is not in the cache.
+        # The cache does not keep an incomplete answer.
         assert set(read(api, **options, **cache, skip_failed_regions=True).hosts) == {"gpu-1", "head"}
 
 
@@ -501,7 +501,7 @@ def test_terminated_instances_are_left_out(read, warnings) -> None:
     ]
     with Api({"us-east-1": [GPU, *gone]}) as api:
         assert set(read(api, hostnames=["tag:Name"]).hosts) == {"gpu-1"}
-    assert "2 terminated instances are left out, such as i-00000000000000; they have no address any more." in warnings
+    assert "2 terminated instances are left out, such as i-00000000000000; they have no address." in warnings
 
 
 @pytest.mark.parametrize(
@@ -541,17 +541,20 @@ def test_what_the_api_refuses(read, fault: tuple[int, str, str], sentence: str) 
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"hostname": ["x"]}, "unknown option hostname, the nearest is hostnames."),
+        ({"hostname": ["x"]}, "unknown option hostname; the nearest is hostnames."),
         ({"regions": [""]}, "No region: option regions has an empty entry; name a region such as us-east-1."),
         ({"profile": "none", "access_key": ""}, "The config profile (none) could not be found"),
         ({"hostnames": ["tag:Name=a=b"]}, "hostnames has tag:Name=a=b, which is no tag; write tag:NAME or tag:NAME=VALUE."),
         ({"hostnames": [{"prefix": "x"}]}, "an entry of hostnames has no name, only prefix."),
         ({"filters": {"tag:Role": {"a": "b"}}}, "filter tag:Role must have text or a list of texts, not {'a': 'b'}."),
-        ({"route53_enabled": True}, "aws_fleet has no route53_enabled; take it out, or keep amazon.aws.aws_ec2 for this file."),
+        ({"route53_enabled": True}, "aws_fleet has no route53_enabled; remove it, or use amazon.aws.aws_ec2 for this file."),
         ({"connection": "telnet"}, "telnet"),
-        ({"keyed_groups": [{"key": "ami_launch_index + 1"}]}, "keyed_groups ami_launch_index + 1 gives 1, which names no group"),
-        ({"keyed_groups": ["x"]}, "keyed_groups has 'x', which is no dictionary"),
-        ({"strict": True, "compose": {"a": "tags.None.b"}}, "'tags.None.b' gives host ip-10-0-0-10.ec2.internal nothing"),
+        (
+            {"keyed_groups": [{"key": "ami_launch_index + 1"}]},
+            "keyed_groups ami_launch_index + 1 gives 1, which is not the name of a group",
+        ),
+        ({"keyed_groups": ["x"]}, "keyed_groups has 'x', which is not a dictionary"),
+        ({"strict": True, "compose": {"a": "tags.None.b"}}, "'tags.None.b' has no value for host ip-10-0-0-10.ec2.internal"),
     ],
 )
 def test_options_that_cannot_be(read, monkeypatch: pytest.MonkeyPatch, options: dict, sentence: str) -> None:
@@ -605,7 +608,7 @@ def test_a_region_that_is_none(read) -> None:
 def test_an_answer_that_is_no_answer(read, monkeypatch: pytest.MonkeyPatch) -> None:
     with Api({"us-east-1": [GPU]}) as api:
         monkeypatch.setattr(api, "_DescribeInstances", lambda *_more: b"<html>proxy</ht")
-        with pytest.raises(SystemExit, match="DescribeInstances gave an answer that cannot be read"):
+        with pytest.raises(SystemExit, match="DescribeInstances returned an answer that cannot be read"):
             read(api)
         monkeypatch.setattr(api, "_DescribeInstances", lambda *_more: b"<html><body>Log in</body></html>")
         with pytest.raises(SystemExit, match=r"answer that cannot be read .it has no reservationSet"):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ansible_collections.muster.fleet.plugins.module_utils import bundle as logic
+from ansible_collections.muster.fleet.plugins.module_utils.report import bundle as logic
 
 
 @pytest.mark.parametrize(

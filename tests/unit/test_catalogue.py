@@ -16,7 +16,7 @@ import yaml
 from ansible.errors import AnsibleFilterError
 
 from ansible_collections.muster.fleet.plugins.filter.catalogue import FilterModule
-from ansible_collections.muster.fleet.plugins.module_utils import catalogue, catalogue_data
+from ansible_collections.muster.fleet.plugins.module_utils.hardware import catalogue, catalogue_data
 
 ROOT = Path(__file__).parents[2]
 SPEC = importlib.util.spec_from_file_location("tools_catalogue", ROOT / "tools/catalogue.py")
@@ -39,7 +39,7 @@ def answers() -> dict[str, dict]:
 
 
 def from_answer(answer: dict) -> dict:
-    """The catalogue's fields straight from the answer, written apart from the generator's way to them."""
+    """The catalogue's fields, computed from the answer without the generator's code."""
     devices = (answer.get("GpuInfo") or {}).get("Gpus", []) + (answer.get("NeuronInfo") or {}).get("NeuronDevices", [])
     network = answer["NetworkInfo"]
     numbers = [float(number) for number in re.findall(r"[\d.]+", network["NetworkPerformance"])]
@@ -110,17 +110,17 @@ def test_corrections_and_absent_types_say_why():
 
 def test_the_api_part_is_what_the_answer_gives(tmp_path, answers):
     """--api writes the committed file from the answer, in the form of the command line tool as well."""
-    for folder in ("catalogue", "plugins/module_utils", "trainer", "docs"):
+    for folder in ("catalogue", "plugins/module_utils/hardware", "trainer", "docs"):
         (tmp_path / folder).mkdir(parents=True)
     shutil.copy(ROOT / "catalogue/types.yml", tmp_path / "catalogue")
     (tmp_path / "answer.json").write_text(json.dumps({"InstanceTypes": list(answers.values())}))
     assert tool.main(["--api", str(tmp_path / "answer.json")], tmp_path) == 0
-    for path in ("catalogue/api.json", "plugins/module_utils/catalogue_data.py", "trainer/devices.json", "docs/catalogue.md"):
+    for path in ("catalogue/api.json", "plugins/module_utils/hardware/catalogue_data.py", "trainer/devices.json", "docs/catalogue.md"):
         assert (tmp_path / path).read_text() == (ROOT / path).read_text(), path
 
 
 def test_a_stale_output_is_named(tmp_path, capsys):
-    for path in ("catalogue/types.yml", "catalogue/api.json", "plugins/module_utils/catalogue_data.py", "trainer/devices.json"):
+    for path in ("catalogue/types.yml", "catalogue/api.json", "plugins/module_utils/hardware/catalogue_data.py", "trainer/devices.json"):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / path, tmp_path / path)
     (tmp_path / "docs").mkdir()
@@ -269,7 +269,7 @@ def test_what_was_published_meets_its_own_expectation(point):
         (("p5en.48xlarge", 2, "all_reduce", 16 * GIB), None),
         (("p5.48xlarge", 2, "all_reduce", 64 << 20), None),
         (("p5.48xlarge", 2, "alltoall", 16 * GIB), None),
-        # No GPUDirect RDMA, no rule of thumb; no NCCL on Neuron.
+        # The rule of thumb needs GPUDirect RDMA, and Neuron has no NCCL.
         (("g5.48xlarge", 4, "all_reduce", 16 * GIB), None),
         (("trn1.32xlarge", 4, "all_reduce", 16 * GIB), None),
     ],
@@ -288,7 +288,7 @@ def test_sizes_fit_the_type(name):
     assert pod["limits"].get(device) == have["gpus"]
     assert pod["limits"].get("vpc.amazonaws.com/efa", 0) == have["efa_cards"]
     assert 1 <= int(pod["requests"]["cpu"]) < have["vcpus"]
-    # The huge pages of EFA are no memory that a pod can ask for.
+    # A pod cannot ask for the memory of EFA's huge pages.
     assert pod["requests"]["memory"] == f"{int((have['memory_mib'] - (10256 if have['efa'] else 0)) * 0.9)}Mi"
 
     job = catalogue.batch_resources(name, 3)
@@ -319,9 +319,9 @@ def test_node_lines():
     [
         ("p5.48xlage", "The catalogue has no instance type p5.48xlage; the nearest are p5.48xlarge, p5e.48xlarge, p5.4xlarge."),
         ("p5", "The catalogue has no instance type p5; the nearest are p5.4xlarge, p5.48xlarge, p5e.48xlarge."),
-        ("t3.micro", "The catalogue has no instance type t3.micro; docs/catalogue.md lists those that it has."),
-        ("", "The catalogue has no instance type ''; docs/catalogue.md lists those that it has."),
-        (None, "The catalogue has no instance type None; docs/catalogue.md lists those that it has."),
+        ("t3.micro", "The catalogue has no instance type t3.micro; docs/catalogue.md lists its types."),
+        ("", "The catalogue has no instance type ''; docs/catalogue.md lists its types."),
+        (None, "The catalogue has no instance type None; docs/catalogue.md lists its types."),
     ],
 )
 def test_an_unknown_type_names_the_nearest(name, says):
@@ -345,15 +345,18 @@ def test_an_unknown_type_names_the_nearest(name, says):
 @pytest.mark.parametrize(
     ("question", "says"),
     [
-        (lambda filters: filters["batch_resources"]("p5.48xlarge", 0), "0 is no number of nodes; give a whole number from 1 on."),
-        (lambda filters: filters["batch_resources"]("p5.48xlarge", "two"), "'two' is no number of nodes; give a whole number from 1 on."),
+        (lambda filters: filters["batch_resources"]("p5.48xlarge", 0), "0 is not a number of nodes; give a whole number of at least 1."),
+        (
+            lambda filters: filters["batch_resources"]("p5.48xlarge", "two"),
+            "'two' is not a number of nodes; give a whole number of at least 1.",
+        ),
         (
             lambda filters: filters["ec2_interfaces"]("p5.48xlarge", "subnet-1", [], "all"),
-            "'all' is no layout of interfaces; take efa-only, efa or ena.",
+            "'all' is not a layout of interfaces; use efa-only, efa or ena.",
         ),
         (
             lambda filters: filters["nccl_expectation"]("p5.48xlarge", 2, "all_reduce", "16G"),
-            "'16G' is no size of a message; give it in bytes.",
+            "'16G' is not a message size; give it in bytes.",
         ),
     ],
 )

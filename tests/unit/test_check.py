@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import getpass
 import grp
+import json
 import os
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import time
 import pytest
 
 from ansible_collections.muster.fleet.plugins.filter.failed_checks import failed_checks
-from ansible_collections.muster.fleet.plugins.module_utils import check as logic
+from ansible_collections.muster.fleet.plugins.module_utils.node import check as logic
 from ansible_collections.muster.fleet.plugins.modules import check as module
 
 # `systemctl show --property=LoadState,SubState,Result,ActiveState,UnitFileState UNIT` of systemd 257 on Debian 13.
@@ -75,7 +76,7 @@ def test_commands(check, status, reason):
     [
         ("import sys; sys.exit('srun: error: all nodes are busy')", "not_run", "all nodes are busy with jobs"),
         ("import sys; sys.exit('srun: error: invalid account')", "failed", "ended with code 1"),
-        # A pipe ends with the code of its last part; the error is told all the same.
+        # A pipe ends with the code of its last part, so the probe also reads the error of a command that ended with 0.
         ("import sys; print('nodes are busy', file=sys.stderr)", "not_run", "all nodes are busy with jobs"),
         ("import sys; print('compute-1'); print('nodes are busy', file=sys.stderr)", "passed", ""),
     ],
@@ -205,9 +206,24 @@ def test_a_unit_that_gives_no_answer_failed():
 
 
 def test_values():
-    assert record({"value": " as recorded\n", "equals": "as recorded"})["status"] == "passed"
-    assert record({"value": "jq is missing", "equals": "as recorded"})["found"] == "jq is missing"
+    assert record({"value": " as it was\n", "equals": "as it was"})["status"] == "passed"
+    assert record({"value": "jq is missing", "equals": "as it was"})["found"] == "jq is missing"
     assert record({"value": "16", "matches": "^1[0-9]$"})["status"] == "passed"
+
+
+def test_the_node_is_compared_with_its_manifest(tmp_path, monkeypatch):
+    path, artefact = tmp_path / "manifest.json", tmp_path / "jq"
+    monkeypatch.setattr(logic.manifest, "PATH", str(path))
+    check = {"manifest": "common", "remedy": ""}
+    assert (record(check)["status"], record(check)["found"]) == ("failed", "not installed yet")
+    entry = {"version": "1", "inputs_sha256": "x", "artefacts": [str(artefact)], "packages": {}}
+    path.write_text(json.dumps({"schema": "muster.manifest/1", "components": {"common": entry}}))
+    assert record(check)["found"] == f"{artefact} is missing"
+    assert record(check)["remedy"].startswith("Run the install phase of role common again; ")
+    artefact.touch()
+    assert (record(check)["status"], record(check)["found"]) == ("passed", "as recorded")
+    path.write_text("{")
+    assert (record(check)["status"], "is not JSON" in record(check)["reason"]) == ("not_run", True)
 
 
 def test_a_reason_not_to_run_is_kept():
@@ -222,12 +238,12 @@ def test_a_reason_not_to_run_is_kept():
         ({"remedy": "x", "argv": ["true"]}, "no name"),
         ({"check": "Not A Name", "remedy": "x", "argv": ["true"]}, "no name"),
         ({"check": "it", "argv": ["true"]}, "Check it has no remedy"),
-        ({"check": "it", "remedy": "x"}, "exactly one of argv, file, unit, value, it has none"),
+        ({"check": "it", "remedy": "x"}, "exactly one of argv, file, manifest, unit, value, it has none"),
         ({"check": "it", "remedy": "x", "argv": ["true"], "unit": "munge"}, "it has argv, unit"),
         ({"check": "it", "remedy": "x", "file": "/x", "owned": "root"}, "unknown field owned for a probe of kind file"),
         ({"check": "it", "remedy": "x", "value": "x", "retries": 3}, "unknown field retries for a probe of kind value"),
-        ({"check": "it", "remedy": "x", "argv": ["true"], "not_run_when": "busy"}, "a not_run_when that is no mapping"),
-        ({"check": "it", "remedy": "x", "argv": ["true"], "not_run_when": {"busy": ""}}, "a not_run_when that is no mapping"),
+        ({"check": "it", "remedy": "x", "argv": ["true"], "not_run_when": "busy"}, "a not_run_when that is not a mapping"),
+        ({"check": "it", "remedy": "x", "argv": ["true"], "not_run_when": {"busy": ""}}, "a not_run_when that is not a mapping"),
     ],
 )
 def test_a_check_that_is_not_well_formed(check, says):
@@ -252,7 +268,7 @@ def test_what_fails_a_host():
     assert logic.failing([PASSED]) == []
     assert logic.failing([PASSED, FAILED, NOT_RUN]) == [FAILED, NOT_RUN]
     assert logic.failing([FAILED, NOT_RUN], ["common.clock"]) == [FAILED]
-    # Being allowed not to run is no leave to fail, and it is for one component.
+    # allow_not_run does not allow a failure, and it covers only the component that it names.
     assert logic.failing([FAILED, NOT_RUN], ["common.nofile", "slurm.clock"]) == [FAILED, NOT_RUN]
 
 
@@ -314,5 +330,5 @@ def test_what_needs_a_check_that_did_not_pass_is_not_run() -> None:
     assert [record["reason"] for record in records[2:4]] == ["it needs b, which failed", "it needs c, which could not run"]
     assert records[5]["reason"] == "it needs b, which failed"
     assert ran == ["a", "b", "e"]
-    with pytest.raises(logic.CheckError, match="needs z, which is no check before it"):
+    with pytest.raises(logic.CheckError, match="needs z, which is not a check before it"):
         logic.run_checks([{**checks[0], "needs": "z"}], "slurm", "fleet", run=run)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from ansible_collections.muster.fleet.plugins.module_utils.check_vars import find_unknown, known_options, other_shape, owner, sentence
+from ansible_collections.muster.fleet.plugins.plugin_utils.check_vars import find_unknown, known_options, other_shape, owner, sentence
 
 SPECS: dict[str, dict[str, Any]] = {
     "nccl": {
@@ -45,10 +45,10 @@ def test_the_longest_role_owns(name: str, role: str | None) -> None:
 def test_unknown_names_the_nearest() -> None:
     names = ["nccl_versoin", "nccl_tests_version", "empty_x", "muster_hook", "nccl_version", "other", "__nccl_x"]
     assert find_unknown(names, KNOWN) == {
-        "nccl_versoin": "is no option of role nccl; the nearest is nccl_version",
-        "nccl_tests_version": "is no option of role nccl_tests; the nearest is nccl_tests_sizes",
-        "empty_x": "is no option of role empty",
-        "muster_hook": "is no option of the fleet; the nearest is muster_hooks",
+        "nccl_versoin": "is not an option of role nccl; the nearest is nccl_version",
+        "nccl_tests_version": "is not an option of role nccl_tests; the nearest is nccl_tests_sizes",
+        "empty_x": "is not an option of role empty",
+        "muster_hook": "is not an option of the fleet; the nearest is muster_hooks",
     }
 
 
@@ -117,8 +117,8 @@ def test_bad_variables_are_each_one_sentence(play: Any) -> None:
     found = play(group, {"nccl_versoin": "{{ undefined_anywhere }}", "docker_level": "c"}, {"muster_local_computes": 3})
     assert found["rc"] != 0
     assert found["msg"].split(". ") == [
-        "Variable muster_local_computes (all hosts) is no option of the fleet; the nearest is muster_local_compute",
-        "Variable nccl_versoin (b) is no option of role nccl; the nearest is nccl_version",
+        "Variable muster_local_computes (all hosts) is not an option of the fleet; the nearest is muster_local_compute",
+        "Variable nccl_versoin (b) is not an option of role nccl; the nearest is nccl_version",
         "Variable docker_level (b) is refused: value of docker_level must be one of: a, b, got: c",
         "Variable docker_token (a, b) is secret and not what its role asks for",
         "Variable nccl_nodes (a, b) must be of type int",

@@ -1,15 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""What a host carries by its groups, by the table of the playbooks."""
+"""The component table: which hosts carry what, and that it fits the roles."""
 
 from __future__ import annotations
 
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
+from component_table import NAMES, TABLE
 from playbook import ROOT, run_playbook
+
+from ansible_collections.muster.fleet.plugins.module_utils.stack.facts import WAYS
 
 
 @pytest.fixture
@@ -17,7 +22,10 @@ def carried(tmp_path: Path):
     """Components of each host of an inventory of groups."""
 
     def ask(**groups: list[str]) -> dict[str, list[str]]:
-        copied = {"dest": f"{tmp_path}/{{{{ inventory_hostname }}}}.json", "content": "{{ __stack_wanted | to_json }}"}
+        copied = {
+            "dest": f"{tmp_path}/{{{{ inventory_hostname }}}}.json",
+            "content": "{{ group_names | muster.fleet.components(component_table) | to_json }}",
+        }
         play = {
             "hosts": "all",
             "connection": "local",
@@ -43,3 +51,28 @@ def test_pyxis_is_everywhere_where_somebody_has_gpus(carried) -> None:
     assert [host for host, found in with_gpus.items() if "enroot_pyxis" in found] == ["c", "l", "n"]
     assert ("cuda" in with_gpus["n"], "cuda" in with_gpus["c"]) == (True, False)
     assert {host for host, found in carried(**fleet).items() if "enroot_pyxis" in found} == set()
+
+
+def roles() -> dict[str, dict[str, Any]]:
+    """What each role of nodes passes to phases."""
+    mains = {path.parts[-3]: yaml.safe_load(path.read_text()) for path in ROOT.glob("roles/*/tasks/main.yml")}
+    given = {name: tasks[-1].get("vars", {}) for name, tasks in mains.items()}
+    return {name: variables for name, variables in given.items() if "phases_component" in variables}
+
+
+def test_the_table_has_every_role_once_after_what_it_needs() -> None:
+    assert sorted(NAMES) == sorted(roles())
+    for number, entry in enumerate(TABLE):
+        assert set(entry) <= {"name", "groups", "when", "after", "space", "stack"}, entry
+        assert set(entry.get("after", [])) <= set(NAMES[:number]), f"{entry['name']} stands before what it needs"
+
+
+def test_the_table_has_what_roles_take_from_the_stack() -> None:
+    stack = {entry["name"]: set(entry.get("stack", {})) for entry in TABLE}
+    assert len([name for names in stack.values() for name in names]) == len(set().union(*stack.values())), "one role each"
+    for name, given in roles().items():
+        taken = given.get("phases_components", [])
+        if isinstance(taken, list):  # else it depends on the type
+            assert set(taken) <= set().union(*stack.values()) and set(taken) & stack[name] == set(taken) - {"libfabric"}, name
+    # stack_facts also reads what the kernel runs, which is no component of a stack.
+    assert set(WAYS) - {"running_kernel", "efa_driver", "gdrdrv"} <= set().union(*stack.values())

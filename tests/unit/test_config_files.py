@@ -92,7 +92,7 @@ def test_what_cannot_be_brought_into_force_is_as_it_was(write, tmp_path):
     refuse = ["sh", "-c", "echo no such daemon >&2; exit 1"]
     result = write(old={"content": "x", "apply": refuse}, new={"content": "x", "apply": refuse}, other="x")
     assert result["failed"]
-    assert result["msg"] == f"{' '.join(refuse)} failed, so {tmp_path}/old, {tmp_path}/new is as it was: no such daemon"
+    assert result["msg"] == f"{' '.join(refuse)} failed, so {tmp_path}/old, {tmp_path}/new was restored: no such daemon"
     assert (sorted(path.name for path in tmp_path.iterdir()), (tmp_path / "old").read_text()) == (["old", "other"], "old")
 
 
@@ -133,7 +133,7 @@ def folder_check(tmp_path: Path, script: str) -> list:
 
 @pytest.mark.parametrize("check_mode", [True, False])
 def test_a_folder_is_judged_as_it_will_be(write, tmp_path, check_mode):
-    """New files beside old ones, one that goes, modes as wanted; a file elsewhere is no part of it. The copy is closed and thrown away."""
+    """The check sees a closed copy with the new and the old files, but no file of another folder. What it writes is thrown away."""
     write(**{"etc/old.conf": "old", "etc/gone.conf": "x", "etc/sub/a.conf": {"content": "a", "mode": "0600"}})
     os.mkfifo(tmp_path / "etc/pipe")
     look = f"cd $0 && grep -r . . | sort >{tmp_path}/seen; stat -c %a sub/a.conf new.conf .. >>{tmp_path}/seen; echo spoilt >old.conf"
@@ -206,7 +206,7 @@ def test_what_is_not_there_is_not_edited(write, tmp_path):
 def test_an_edit_that_is_refused_stops_all(write, tmp_path):
     (tmp_path / "theirs").write_text("old")
     result = write(mine="1", theirs={"edit": ["sh", "-c", "cat $0; echo it has no place >&2; exit 1", "%s"]})
-    assert result["msg"] == f"The file {tmp_path}/theirs was not edited, nothing was written: it has no place"
+    assert result["msg"] == f"The file {tmp_path}/theirs could not be edited, nothing was written: it has no place"
     assert [path.name for path in tmp_path.iterdir()] == ["theirs"]
     assert (tmp_path / "theirs").read_text() == "old"
 
@@ -247,7 +247,7 @@ def test_a_secret_is_in_no_part_of_the_result(write):
 
 def test_an_owner_who_does_not_exist(write, tmp_path):
     result = write(key={"content": "x", "owner": "muster-no-such-user"})
-    assert result["msg"] == "The user muster-no-such-user does not exist on this node; install the package that makes it first."
+    assert result["msg"] == "The user muster-no-such-user does not exist on this node; install the package that creates it first."
     assert write(check_mode=True, key={"content": "x", "owner": "muster-no-such-user"})["changed"]
     assert list(tmp_path.iterdir()) == []
 

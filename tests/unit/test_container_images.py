@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""Container images: Packer's word on the templates, what is installed over a base, what the image is called, and its way to ECR."""
+"""Container images: Packer validates the templates; what is installed over a base; the image's name; the push to ECR."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ import boto3
 import get_packer
 import pytest
 import yaml
+from component_table import GROUPS, NAMES
 from moto import mock_aws
 
-from ansible_collections.muster.fleet.plugins.module_utils.container_plan import plan
+from ansible_collections.muster.fleet.plugins.module_utils.stack.container_plan import plan
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "packer/containers"
@@ -74,14 +75,12 @@ def test_what_could_not_be_made_is_refused_before_anything_starts(wrong: str, se
 
 
 def test_the_files_name_components_and_groups_that_are_there() -> None:
-    known = yaml.safe_load((ROOT / "playbooks/vars/components.yml").read_text())["muster_component_groups"]
-    groups = {name for each in known.values() for name in each}
     assert sorted(each.name.split(".")[0] for each in FOLDER.glob("*.pkrvars.hcl")) == PURPOSES
     for purpose in PURPOSES:
         found = dict(re.findall(r"^(\w+) *= (.*)$", (FOLDER / f"{purpose}.pkrvars.hcl").read_text(), re.MULTILINE))
         assert found["purpose"] == f'"{purpose}"'
-        assert set(yaml.safe_load(found["components"])) <= set(known)
-        assert set(yaml.safe_load(found["groups"])) <= groups
+        assert set(yaml.safe_load(found["components"])) <= set(NAMES)
+        assert set(yaml.safe_load(found["groups"])) <= GROUPS
 
 
 def test_the_pinned_plugins_are_accepted() -> None:
@@ -183,7 +182,7 @@ def results(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def engine(tmp_path: Path) -> Path:
-    """A stand-in for docker, which writes down what it is told."""
+    """A stand-in for docker, which records its arguments."""
     path = tmp_path / "engine"
     path.write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/told\n[ "$1" != login ] || cat >{tmp_path}/password\n[ "$1" != "$FAILS" ] || '
                     '{ echo "denied: no basic auth credentials" >&2; exit 1; }\n')  # fmt: skip
@@ -220,7 +219,7 @@ def test_a_repository_is_made_once_and_scans_what_is_pushed(publisher, results: 
         f"tag sha256:new {REPOSITORY}/nccl-tests:{TAG}",
         f"push {REPOSITORY}/nccl-tests:{TAG}",
     ]
-    # It went through the standard input alone.
+    # The password went through the standard input alone.
     password = (results / "password").read_text()
     assert password
     assert password not in "".join(told)

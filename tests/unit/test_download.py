@@ -145,7 +145,7 @@ def test_of_a_repository_the_one_key_is_taken(server, source, signed, tmp_path: 
 
 
 def test_the_action_brings_it_to_the_node(source, tmp_path: Path) -> None:
-    """New, again, in a dry run, and what is no file."""
+    """A new file, the same again, a dry run, and a source that is no file."""
     wanted = tmp_path / "node" / "x.tar.gz"
     wanted.parent.mkdir()
     other = {**source(), "sha256": hashlib.sha256(b"other").hexdigest()}

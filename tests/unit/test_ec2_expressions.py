@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""Expressions of an inventory without a template engine: which are paths, what they give, and when Jinja is asked after all."""
+"""Expressions of an inventory without a template engine: which are paths, what they give, and when Jinja evaluates them after all."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import jinja2.nodes
 import jinja2.tests
 import pytest
 
-from ansible_collections.muster.fleet.plugins.module_utils.ec2_expressions import Expression, Undefined, keyed_names, mentioned, path_steps
+from ansible_collections.muster.fleet.plugins.module_utils.aws.expressions import Expression, Undefined, keyed_names, mentioned, path_steps
 
 HOST = {
     "instance_type": "p5.48xlarge",
@@ -153,7 +153,7 @@ def test_names_of_keyed_groups(keyed: dict, value: object, leading: bool, names:
 
 
 def test_keyed_groups_that_cannot_be() -> None:
-    with pytest.raises(ValueError, match="gives 3, which names no group"):
+    with pytest.raises(ValueError, match="gives 3, which is not the name of a group"):
         keyed_names({"key": "ami_launch_index"}, 3)
     with pytest.raises(ValueError, match="exclude each other"):
         keyed_names({"key": "x", "default_value": "a", "trailing_separator": False}, "b")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ansible_collections.muster.fleet.plugins.module_utils import catalogue, efa
+from ansible_collections.muster.fleet.plugins.module_utils.hardware import catalogue, efa
 from ansible_collections.muster.fleet.plugins.modules import efa_facts
 
 P4DE = (Path(__file__).parents[1] / "fixtures/efa/fi_info-p4de.txt").read_text()
@@ -48,8 +48,8 @@ def read(root: Path, text: str | None = P4DE, cards: dict[str, int] | None = Non
     return efa.facts(devices, None if text is None else efa.parse_fi_info(text), efa.versions(str(root), "libfabric: 2.7.0amzn2.0\n"))
 
 
-def problems(found: dict, instance_type: str | None = "p4de.24xlarge") -> list[str]:
-    return efa.problems(found, catalogue.instance_type(instance_type) if instance_type else None)
+def faults(found: dict, instance_type: str | None = "p4de.24xlarge") -> list[str]:
+    return efa.faults(found, catalogue.instance_type(instance_type) if instance_type else None)
 
 
 def test_recorded_fi_info():
@@ -67,7 +67,7 @@ def test_recorded_fi_info():
     # Without -t it prints the datagram endpoints as well, and newer ones a second fabric.
     more = P4DE.replace("-rdm", "-dgrm").replace("FI_EP_RDM", "FI_EP_DGRAM") + P4DE.replace("fabric: efa", "fabric: efa-direct") + P4DE
     assert efa.domains(efa.parse_fi_info(more)) == NAMES
-    # A device for datagrams alone is none for NCCL.
+    # NCCL cannot use a device that only has datagrams.
     last = P4DE.rindex("provider:")
     fewer = P4DE[:last] + P4DE[last:].replace("FI_EP_RDM", "FI_EP_DGRAM").replace("-rdm", "-dgrm")
     assert efa.domains(efa.parse_fi_info(fewer)) == [name for name in NAMES if name != "rdmap160s27"]
@@ -87,8 +87,8 @@ def test_a_healthy_host(p4de):
         "p2p": "",
         "card": None,
     }
-    assert problems(found) == []
-    assert problems(found, None) == []
+    assert faults(found) == []
+    assert faults(found, None) == []
 
 
 def test_devices_of_the_nvlink_subnet_are_no_efa(tmp_path):
@@ -96,7 +96,7 @@ def test_devices_of_the_nvlink_subnet_are_no_efa(tmp_path):
     for index in range(8):
         add(tmp_path, f"rdmap{index}s{index}0", device="0xefa3")
     add(tmp_path, "ibp1s81", vendor="0x15b3", device="0x101d")
-    # The number alone is not enough, and neither is Amazon.
+    # An EFA device has both Amazon's vendor id and EFA's device id.
     add(tmp_path, "ibp1s82", vendor="0x15b3", device="0xefa1")
     add(tmp_path, "ibp1s83", vendor="0x1d0f", device="0x101d")
     assert len(efa.devices(str(tmp_path))) == 8
@@ -141,7 +141,7 @@ def test_mac_of_a_gid(gid, mac):
     ],
 )
 def test_what_is_wrong_is_one_sentence(p4de, change, says):
-    assert problems(**change(p4de)) == [says]
+    assert faults(**change(p4de)) == [says]
 
 
 def test_the_card_without_efa_is_named(p4de):
@@ -149,14 +149,14 @@ def test_the_card_without_efa_is_named(p4de):
     cards = {f"12:d8:ba:c9:06:c{index}": card for index, card in ((0, 0), (2, 1), (3, 3))}
     found = read(p4de, P4DE.replace("rdmap160s27", "rdmap32s27"), cards)
     assert [device["card"] for device in found["devices"]] == [0, 1, 3]
-    assert problems(found) == [
+    assert faults(found) == [
         "Expected 4 EFA devices of p4de.24xlarge and found 3; compare the launch template's interfaces with ec2_interfaces.",
         "Expected EFA on the network cards of p4de.24xlarge and found none on 2.",
     ]
 
 
 class Metadata(http.server.BaseHTTPRequestHandler):
-    """The part of the instance's metadata service, version 2, that tells network cards."""
+    """The part of the instance's metadata service (version 2) that has the network cards."""
 
     def answer(self, status: int, text: str) -> None:
         self.send_response(status)
@@ -196,7 +196,7 @@ def fi_info(tmp_path, monkeypatch):
     script.write_text(f'#!/bin/sh\nif [ "$1" = --version ]; then echo "libfabric: 2.7.0amzn2.0"; else cat {tmp_path}/printed; fi\n')
     script.chmod(script.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    monkeypatch.setattr(efa_facts, "PLACES", [])
+    monkeypatch.setattr(efa_facts, "PATHS", [])
 
 
 def there(monkeypatch, root: Path) -> None:
@@ -209,23 +209,23 @@ def test_module_asks_for_the_cards(call, monkeypatch, p4de, fi_info, metadata):
     there(monkeypatch, p4de)
     result = call(efa_facts, instance_type="p4de.24xlarge", metadata_url=metadata)
     assert [device["card"] for device in result["efa"]["devices"]] == [0, 1, 2, 3]
-    assert (result["problems"], result["reason"], result["changed"]) == ([], "", False)
+    assert (result["faults"], result["reason"], result["changed"]) == ([], "", False)
     assert result["efa"]["versions"]["libfabric"] == "2.7.0amzn2.0"
     assert result["ansible_facts"] == {"muster_efa": result["efa"]}
-    # A service that does not answer costs the card and nothing else.
+    # When the service does not answer, only the cards are unknown.
     result = call(efa_facts, instance_type="p4de.24xlarge", metadata_url="http://127.0.0.1:1")
     assert [device["card"] for device in result["efa"]["devices"]] == [None] * 4
-    assert result["problems"] == []
+    assert result["faults"] == []
 
 
 def test_module_on_a_host_without_efa(call, monkeypatch, tmp_path):
     there(monkeypatch, tmp_path)
     monkeypatch.setattr(efa_facts, "open_url", lambda *args, **options: pytest.fail("asked for metadata"))
     result = call(efa_facts, check_mode=True)
-    assert (result["efa"]["count"], result["problems"]) == (0, [])
+    assert (result["efa"]["count"], result["faults"]) == (0, [])
     assert result["reason"] == "This host has no EFA device in /sys/class/infiniband."
     result = call(efa_facts, instance_type="p4d.24xlarge")
-    assert result["problems"][0].startswith("Expected 4 EFA devices of p4d.24xlarge and found 0")
+    assert result["faults"][0].startswith("Expected 4 EFA devices of p4d.24xlarge and found 0")
 
 
 def test_module_refuses_an_unknown_type(call):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""tools/get_packer.py: which Packer is taken, and what a release or a module must show before it is."""
+"""tools/get_packer.py: which Packer it takes, and how it first verifies a release or a module."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ansible_collections.muster.fleet.plugins.module_utils import catalogue, gpu
+from ansible_collections.muster.fleet.plugins.module_utils.hardware import catalogue, gpu
 from ansible_collections.muster.fleet.plugins.modules import gpu_facts
 
 FIXTURES = Path(__file__).parents[1] / "fixtures/gpu"
@@ -49,9 +49,9 @@ def links(count: int = 8, up: int = 18, last_up: int | None = None) -> str:
     return "\n".join(lines) + "\n"
 
 
-def problems(instance_type: str | None = "p5.48xlarge", on_bus: int = 8, smi: str | None = None, nvlink: str | None = None) -> list[str]:
+def faults(instance_type: str | None = "p5.48xlarge", on_bus: int = 8, smi: str | None = None, nvlink: str | None = None) -> list[str]:
     found = gpu.facts(bus(on_bus), None if smi is None else gpu.parse_smi(smi), None if nvlink is None else gpu.parse_nvlink(nvlink))
-    return gpu.problems(found, catalogue.instance_type(instance_type) if instance_type else None)
+    return gpu.faults(found, catalogue.instance_type(instance_type) if instance_type else None)
 
 
 @pytest.mark.parametrize(
@@ -71,19 +71,19 @@ def test_recorded_outputs(file, driver, attached, expected):
 
 
 @pytest.mark.parametrize(("file", "instance_type"), [(T4, "g4dn.xlarge"), (A10G, "g5.xlarge")])
-def test_a_healthy_recorded_host_has_no_problem(file, instance_type):
-    assert problems(instance_type, 1, text(file), "") == []
+def test_a_healthy_recorded_host_has_no_fault(file, instance_type):
+    assert faults(instance_type, 1, text(file), "") == []
 
 
 def test_a_healthy_host_of_eight():
     read = gpu.facts(bus(8), gpu.parse_smi(host()), gpu.parse_nvlink(links()))
     assert (read["count"], read["on_bus"], read["models"], read["gpus"][7]["nvlinks"]) == (8, 8, ["H100"], 18)
-    assert problems(smi=host(), nvlink=links()) == []
-    # Not asked is not zero.
-    assert problems(smi=host()) == []
+    assert faults(smi=host(), nvlink=links()) == []
+    # Links that nobody asked for are not links that are down.
+    assert faults(smi=host()) == []
     # Ampere's fabric manager runs and nvidia-smi says N/A (bottlerocket#3873).
     ampere = host(8, "NVIDIA A100-SXM4-40GB", 40960).replace("Completed", "N/A").replace("Success", "N/A")
-    assert problems("p4d.24xlarge", 8, ampere, links(up=12)) == []
+    assert faults("p4d.24xlarge", 8, ampere, links(up=12)) == []
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_a_healthy_host_of_eight():
     ],
 )
 def test_what_is_wrong_is_one_sentence(asked, says):
-    assert problems(**asked) == [says]
+    assert faults(**asked) == [says]
 
 
 def test_an_output_that_is_none():
@@ -143,7 +143,7 @@ def test_an_output_that_is_none():
 
 
 def test_gpus_on_the_bus(tmp_path):
-    """Of one host: a GPU, a VGA card of NVIDIA, an NVSwitch, a network card."""
+    """One host's PCI devices: a GPU, a VGA card of NVIDIA, an NVSwitch, a network card."""
     assert gpu.on_the_bus(str(tmp_path)) == {}
     for address, vendor, kind, device in [
         ("0000:10:00.0", "0x10de", "0x030200", "0x2330"),
@@ -178,13 +178,11 @@ def nvidia_smi(tmp_path, monkeypatch):
 def test_module_on_a_host_without_gpu(call, nvidia_smi):
     nvidia_smi(0)
     result = call(gpu_facts)
-    assert (result["gpu"]["count"], result["problems"], result["changed"]) == (0, [], False)
+    assert (result["gpu"]["count"], result["faults"], result["changed"]) == (0, [], False)
     assert result["reason"] == "This host has no GPU of NVIDIA on its PCI bus."
     assert result["ansible_facts"] == {"muster_gpu": result["gpu"]}
     result = call(gpu_facts, instance_type="p5.48xlarge", check_mode=True)
-    assert result["problems"] == [
-        "Expected 8 x H100 of p5.48xlarge on the PCI bus and found 0; stop and start the instance, or replace it."
-    ]
+    assert result["faults"] == ["Expected 8 x H100 of p5.48xlarge on the PCI bus and found 0; stop and start the instance, or replace it."]
 
 
 def test_module_without_driver(call, nvidia_smi):
@@ -192,7 +190,7 @@ def test_module_without_driver(call, nvidia_smi):
     result = call(gpu_facts, instance_type="p5.48xlarge")
     assert result["gpu"]["count"] == 8
     assert result["reason"] == "This host has no nvidia-smi, so only the PCI bus was read."
-    assert result["problems"] == ["Expected a driver for 8 GPU(s) on the PCI bus and nvidia-smi gave none; see role nvidia_driver."]
+    assert result["faults"] == ["Expected a driver for 8 GPU(s) on the PCI bus and nvidia-smi gave none; see role nvidia_driver."]
     nvidia_smi(8, "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.", rc=9)
     assert call(gpu_facts)["reason"] == "nvidia-smi failed on this host."
 
@@ -201,7 +199,7 @@ def test_module_reads_gpus_and_links(call, nvidia_smi):
     nvidia_smi(8, host(), links(last_up=0))
     result = call(gpu_facts, instance_type="p5.48xlarge")
     assert (result["gpu"]["count"], result["gpu"]["driver"], result["reason"]) == (8, "595.84", "")
-    assert result["problems"] == ["Expected 18 NVLinks up on each GPU and found 0 (GPU 7); look for XID 74 and SXid in the kernel's log."]
+    assert result["faults"] == ["Expected 18 NVLinks up on each GPU and found 0 (GPU 7); look for XID 74 and SXid in the kernel's log."]
 
 
 @pytest.mark.parametrize(

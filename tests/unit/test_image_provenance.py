@@ -13,8 +13,8 @@ from types import SimpleNamespace
 import pytest
 from local_cloud_api import AMI
 
-from ansible_collections.muster.fleet.plugins.module_utils import ami
-from ansible_collections.muster.fleet.plugins.module_utils import provenance as logic
+from ansible_collections.muster.fleet.plugins.module_utils.aws import ami
+from ansible_collections.muster.fleet.plugins.module_utils.aws import provenance as logic
 from ansible_collections.muster.fleet.plugins.modules import image_provenance as module
 
 HOME = "us-east-1"
@@ -92,10 +92,10 @@ def test_what_is_signed_verifies_and_is_signed_once(house, client, keys, kind: s
         trusted = [signing, {"public_key": str(keys / f"{kind}.pub.pem")}]
     done = house.sign(location=location, **signing)
     assert (done["changed"], done["verified"]) == (True, True)
-    assert tags(house.ec2, house.image)[logic.PLACE_TAG] == location
+    assert tags(house.ec2, house.image)[logic.LOCATION_TAG] == location
     for each in trusted:
         seen = house.run(**each)
-        assert (seen["verified"], seen["statement"], seen["place"]) == (True, done["statement"], done["place"])
+        assert (seen["verified"], seen["statement"], seen["path"]) == (True, done["statement"], done["path"])
     again = house.sign(location=location, **signing)
     assert (again["changed"], again["diff"]["before"]) == (False, again["diff"]["after"])
 
@@ -127,7 +127,7 @@ def object_of(house) -> tuple[dict, str]:
 
 
 def put(house, data: bytes, tagged: bool = True) -> None:
-    """What somebody could do who may write the bucket and the tags, and has no key."""
+    """Attacks of somebody who may write the bucket and the tags but does not have the key."""
     house.s3.put_object(Bucket="images", Key=f"p/{house.image}.dsse.json", Body=data)
     if tagged:
         value = {"Key": logic.DIGEST_TAG, "Value": "sha256:" + logic.digest(data)}
@@ -135,7 +135,7 @@ def put(house, data: bytes, tagged: bool = True) -> None:
 
 
 def flipped(text: str, place: float) -> str:
-    """Base64 of the same length, of which one byte is another."""
+    """The same Base64 text with one changed byte."""
     data = bytearray(base64.b64decode(text))
     data[int(place * (len(data) - 1))] ^= 1
     return base64.b64encode(bytes(data)).decode()
@@ -190,7 +190,7 @@ def test_the_statement_of_another_image_is_refused(house, keys) -> None:
     house.sign(image_id=house.other)
     data = house.s3.get_object(Bucket="images", Key=f"p/{house.other}.dsse.json")["Body"].read()
     put(house, data)
-    house.ec2.create_tags(Resources=[house.image], Tags=[{"Key": logic.PLACE_TAG, "Value": "s3://images/p"}])
+    house.ec2.create_tags(Resources=[house.image], Tags=[{"Key": logic.LOCATION_TAG, "Value": "s3://images/p"}])
     where, other = f"s3://images/p/{house.image}.dsse.json", f"arn:aws:ec2:{HOME}::image/{house.other}"
     said = f"The statement at {where} is about {other}, not about {house.image}; do not launch it."
     assert house.run(public_key=str(keys / "ec.pub.pem"))["msg"] == said
@@ -212,7 +212,7 @@ def test_another_file_of_the_image_is_refused(house, keys, name: str) -> None:
 def test_what_is_no_envelope_is_refused(house, keys, data: bytes) -> None:
     house.sign()
     put(house, data)
-    said = f"s3://images/p/{house.image}.dsse.json is no signed statement; sign the image again."
+    said = f"s3://images/p/{house.image}.dsse.json is not a signed statement; sign the image again."
     assert house.run(public_key=str(keys / "ec.pub.pem"))["msg"] == said
 
 
@@ -223,7 +223,7 @@ def test_a_signed_text_that_is_no_such_statement_is_refused(house, keys, tmp_pat
     (tmp_path / "m").write_bytes(logic.message(payload))
     openssl("dgst", "-sha256", "-sign", keys / "ec.pem", "-out", tmp_path / "s", tmp_path / "m")
     put(house, logic.envelope(payload, "k", (tmp_path / "s").read_bytes()))
-    assert house.run(public_key=str(keys / "ec.pub.pem"))["msg"].endswith("holds no statement about an image; sign the image again.")
+    assert house.run(public_key=str(keys / "ec.pub.pem"))["msg"].endswith("has no statement about an image; sign the image again.")
 
 
 def test_none_is_refused_when_one_is_required(house, keys, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,15 +245,15 @@ def test_none_is_refused_when_one_is_required(house, keys, monkeypatch: pytest.M
     ("options", "said"),
     [
         ({"image_id": "ami-00000000000000000"}, f"Region {HOME} has no AMI ami-00000000000000000; is it the right region and account?"),
-        ({"private_key": "/nonexistent"}, "/nonexistent cannot be read (No such file or directory); give a file on this machine."),
-        ({"private_key": "ed25519.pem"}, "is no private key of EC P-256 or RSA in PEM without a pass phrase; give one."),
-        ({"private_key": "locked.pem"}, "is no private key of EC P-256 or RSA in PEM without a pass phrase; give one."),
-        ({"private_key": "ec.pub.pem"}, "is no private key of EC P-256 or RSA in PEM without a pass phrase; give one."),
+        ({"private_key": "/nonexistent"}, "/nonexistent cannot be read (No such file or directory); give a readable file on this machine."),
+        ({"private_key": "ed25519.pem"}, "is not a private key of EC P-256 or RSA in PEM without a pass phrase; give one."),
+        ({"private_key": "locked.pem"}, "is not a private key of EC P-256 or RSA in PEM without a pass phrase; give one."),
+        ({"private_key": "ec.pub.pem"}, "is not a private key of EC P-256 or RSA in PEM without a pass phrase; give one."),
         ({"location": "/tmp"}, "Location '/tmp' is neither s3://BUCKET/PREFIX nor ssm:/PREFIX; give one of them."),
         ({"location": "s3://nowhere/p"}, f"PutObject failed in region {HOME} (NoSuchBucket: The specified bucket does not exist)."),
-        ({"manifest": "/etc/hostname"}, "The manifest is no JSON object; give the manifest.json that was kept when the image was made."),
-        ({"kms_key_id": "alias/none"}, f"Region {HOME} has no KMS key alias/none; name one of that region."),
-        ({"kms_key_id": "encrypting"}, "cannot sign images; make one of type ECC_NIST_P256 or RSA_2048 and above, for SIGN_VERIFY."),
+        ({"manifest": "/etc/hostname"}, "The manifest is not a JSON object; give the manifest.json that was kept when the image was made."),
+        ({"kms_key_id": "alias/none"}, f"Region {HOME} has no KMS key alias/none; give one of that region."),
+        ({"kms_key_id": "encrypting"}, "cannot sign images; create one of type ECC_NIST_P256 or RSA_2048 and above, for SIGN_VERIFY."),
     ],
 )
 def test_what_cannot_be_signed_is_refused_by_one_sentence(house, client, keys, *, options: dict, said: str) -> None:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""What an image must not carry is gone, what it must is there, and what it has is listed."""
+"""The seal removes what an image must not carry, keeps what it must, and lists what it has."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ansible_collections.muster.fleet.plugins.module_utils import image_seal as logic
+from ansible_collections.muster.fleet.plugins.module_utils.node import image_seal as logic
 from ansible_collections.muster.fleet.plugins.modules import image_seal as module
 
 MANIFEST = {
@@ -78,12 +78,12 @@ def test_what_stays_is_named(seal, root: Path, monkeypatch) -> None:
     monkeypatch.setattr(logic, "_try", lambda *_: None)
     result = seal()
     assert result["failed"]
-    assert f"{root}/etc/ssh/ssh_host_ed25519_key cannot be taken out of the image" in result["msg"]
+    assert f"{root}/etc/ssh/ssh_host_ed25519_key cannot be removed from the image" in result["msg"]
 
 
 def test_without_a_component_it_is_no_image(seal, root: Path) -> None:
     (root / "etc/muster/manifest.json").unlink()
-    assert "names no component" in seal()["msg"]
+    assert "has no component" in seal()["msg"]
     assert (root / SECRETS[0]).exists()
 
 

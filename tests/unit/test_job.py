@@ -6,7 +6,7 @@ import yaml
 from ansible.parsing.dataloader import DataLoader
 from ansible.template import Templar, trust_as_template
 
-from ansible_collections.muster.fleet.plugins.module_utils import job
+from ansible_collections.muster.fleet.plugins.module_utils.jobs import document as job
 
 SMALL = {"name": "train", "command": ["python", "-m", "trainer.train"]}
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""The module that reads a job document from a file; what may stand in one is tested with module_utils/job.py."""
+"""The module that reads a job document from a file; what may stand in one is tested with module_utils/jobs/document.py."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ansible_collections.muster.fleet.plugins.module_utils import job
+from ansible_collections.muster.fleet.plugins.module_utils.jobs import document as job
 from ansible_collections.muster.fleet.plugins.modules import job_document as module
 
 HELLO = "name: hello\ncommand: [hostname]\nnodes: 2\n"

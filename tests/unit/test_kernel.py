@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ansible_collections.muster.fleet.plugins.module_utils import kernel
+from ansible_collections.muster.fleet.plugins.module_utils.hardware import kernel
 
 LOG = (Path(__file__).parents[1] / "fixtures/kernel/make-550-on-6.12.log").read_text()
 AT = "/var/lib/dkms/nvidia-current-open/550.163.01/build/make.log"
@@ -36,7 +36,9 @@ def test_the_target_is_the_newest_that_can_boot(tmp_path):
     assert kernel.target(have) == "6.8.0-1010-aws"
     assert kernel.target(have, "6.8.0-999-aws") == "6.8.0-999-aws"
     assert not kernel.has_headers("6.8.0-1010-aws", str(tmp_path))
-    with pytest.raises(kernel.KernelError, match=r"^Kernel 6\.9\.0 is not installed, there is 6\.8\.0-999-aws, .*; name its packages in"):
+    with pytest.raises(
+        kernel.KernelError, match=r"^Kernel 6\.9\.0 is not installed \(installed: 6\.8\.0-999-aws, .*; name its packages in"
+    ):
         kernel.target(have, "6.9.0")
 
 
@@ -115,7 +117,7 @@ def test_what_is_not_installed_for_the_target_is_a_fault():
     assert kernel.dkms_fault("nvidia", "6.8.0-2", status, {}) == (
         "DKMS has not built nvidia 595.1 for kernel 6.8.0-2; install the headers of that kernel and run `dkms autoinstall -k 6.8.0-2`."
     )
-    # An empty output is not a build that went well.
+    # An empty output is no proof of a build.
     assert kernel.dkms_fault("nvidia", "6.8.0-1", [], {}) == "DKMS has no module nvidia; install the package that brings its source."
 
 

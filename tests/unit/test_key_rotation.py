@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A key is replaced in steps; cut after any of them, the next run goes on, and the key is there at every moment."""
+"""A key is replaced in steps. After an interruption at any step the next run continues, and the key exists at every moment."""
 
 import os
 from pathlib import Path
 
 import pytest
 
-from ansible_collections.muster.fleet.plugins.module_utils import key_rotation as logic
+from ansible_collections.muster.fleet.plugins.module_utils.slurm import key_rotation as logic
 
 WAY = ["begun", "switched", "finished"]
 
@@ -52,7 +52,7 @@ def test_steps_out_of_order_are_refused(key: str) -> None:
     with pytest.raises(logic.KeyRotationError, match="No rotation"):
         go(key, "switched")
     go(key, "begun")
-    with pytest.raises(logic.KeyRotationError, match="never taken to the nodes"):
+    with pytest.raises(logic.KeyRotationError, match="never brought to the nodes"):
         go(key, "finished")
     with pytest.raises(logic.KeyRotationError, match="no key to rotate"):
         logic.stage({".next"})

@@ -8,7 +8,7 @@ import boto3
 import pytest
 from moto import mock_aws
 
-from trainer.config import LocalError
+from trainer.cli import LocalError
 from trainer.labs import sagemaker
 
 ROLE = "arn:aws:iam::123456789012:role/lab"

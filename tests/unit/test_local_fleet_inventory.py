@@ -92,7 +92,7 @@ def test_name_may_be_a_template(inventory) -> None:
         ("compute: 0\n", "must be a whole number from 1 to 200, not '0'"),
         ("fleet: Ours\n", "Fleet name 'Ours' cannot be used"),
         ("nodes: {compute-1: {memory: lots}}\n", "Node compute-1 cannot have a size of 'lots'"),
-        ("comptue: 3\n", "unknown option comptue, the nearest is compute"),
+        ("comptue: 3\n", "unknown option comptue; the nearest is compute"),
     ],
 )
 def test_options_that_cannot_be(inventory, options: str, message: str) -> None:

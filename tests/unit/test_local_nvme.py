@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""The program that makes scratch space of instance-store disks: which disks, what it runs and never touches. Its tools are the test's."""
+"""The program that makes scratch space from instance-store disks: which disks it takes and which it never touches. Its tools are stubs."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ ARRAY = {"path": "/dev/md127", "type": "raid0", "model": None, "fstype": "xfs", 
         ([member(1, {**ARRAY, "fstype": None, "label": None})], "format /dev/md127"),
     ],
 )
-def test_what_is_done(disks, does):
+def test_the_plan_for_disks(disks, does):
     assert scratch.plan(scratch.disks_of([ROOT, *disks], MODEL)) == does
 
 
@@ -61,7 +61,7 @@ def test_what_is_done(disks, does):
         ([member(1), disk(2)], "Disk /dev/nvme2n1 is blank and the others have scratch data"),
     ],
 )
-def test_what_is_refused(disks, says):
+def test_disks_that_are_refused(disks, says):
     with pytest.raises(scratch.Refused) as refused:
         scratch.plan(disks)
     assert str(refused.value).startswith(says)
@@ -69,7 +69,7 @@ def test_what_is_refused(disks, says):
 
 @pytest.fixture
 def machine(tmp_path: Path):
-    """Runs the program with tools that write down how they are called: (exit code, what it said, calls)."""
+    """Runs the program with tools that record their calls: (exit code, output, calls)."""
 
     def go(devices: list, wipefs: str = "", path: str = "scratch", filesystem: str = "xfs"):
         calls = tmp_path / "calls"
@@ -107,10 +107,10 @@ def test_several_blank_disks_become_one(machine, tmp_path):
     assert (tmp_path / "scratch").stat().st_mode & 0o7777 == 0o1777
 
 
-def test_what_is_there_is_mounted_and_never_made_again(machine, tmp_path):
+def test_an_existing_file_system_is_mounted_and_not_made_again(machine, tmp_path):
     assert machine([member(1, ARRAY), member(2, ARRAY)])[2] == [f"mount -o noatime /dev/md127 {tmp_path}/scratch"]
     assert machine([member(1), member(2)])[2][0] == "mdadm --assemble /dev/md/muster-scratch /dev/nvme1n1 /dev/nvme2n1"
-    # Something that is always mounted stands for the folder.
+    # A path that is always mounted stands in for the folder.
     assert machine([member(1, ARRAY)], path="/proc")[2] == []
     assert machine([ROOT]) == (0, f"This machine has no disk of model {MODEL}.\n", [])
 
@@ -119,7 +119,7 @@ def test_a_disk_with_anything_on_it_is_not_written_to(machine):
     code, said, calls = machine([disk(1), disk(2, fstype="ext4")])
     assert (code, calls) == (1, [])
     assert said == "muster-scratch: Disk /dev/nvme2n1 has ext4 on it and is left alone, and so are the others.\n"
-    # What lsblk has not seen yet is found by wipefs.
+    # wipefs finds what lsblk has not seen yet.
     code, said, calls = machine([disk(1), disk(2)], wipefs="0x438 ext4")
     assert (code, calls) == (1, [])
     assert said.startswith("muster-scratch: Disk /dev/nvme1n1 has something on it that lsblk does not know and is left alone")

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""The local cloud's API over machines that only write down what is asked of them; real ones are in tests/integration."""
+"""The local cloud's API over machines that only record their calls; tests/proof/localcloud_machines.py has real ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from botocore.exceptions import ClientError
 from local_cloud_api import AMI, Machines
 
-from ansible_collections.muster.fleet.plugins.module_utils.catalogue import ec2_interfaces, names
+from ansible_collections.muster.fleet.plugins.module_utils.hardware.catalogue import ec2_interfaces, names
 from localcloud import machines as machines_of_containers
 
 
@@ -96,7 +96,7 @@ def test_a_root_volume_is_replaced_by_another_images(ec2, machines: Machines) ->
 
 
 def test_a_look_at_an_instance_whose_machine_is_being_made_does_no_harm(ec2, client, machines: Machines, monkeypatch) -> None:
-    """Two builds at once look at all instances, and those of the other may not have come yet."""
+    """Two builds at once look at all instances, and an instance of the other build may not have its machine yet."""
     seen: list[str] = []
 
     def looked_at(former):
@@ -118,7 +118,7 @@ def test_a_look_at_an_instance_whose_machine_is_being_made_does_no_harm(ec2, cli
 
 
 def test_one_that_is_being_stopped_has_not_switched_itself_off(ec2, machines: Machines, monkeypatch) -> None:
-    """Packer's builders terminate when they do; a look that another build takes meanwhile, or took just before, must not."""
+    """Packer's builders terminate when they switch themselves off. A look of another build at a stop must not terminate one."""
     former, one = machines.stop, run(ec2, InstanceInitiatedShutdownBehavior="terminate")[0]["InstanceId"]
     seen = []
 

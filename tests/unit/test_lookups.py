@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""The lookups place, role_inputs and tree_sha256, and the filter components."""
+"""The lookups path, role_inputs and tree_sha256, and the filter components."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ansible.parsing.dataloader import DataLoader
 from ansible.template import Templar, trust_as_template
 
 from ansible_collections.muster.fleet.plugins.filter.components import components
-from ansible_collections.muster.fleet.plugins.lookup import place, role_inputs, tree_sha256
+from ansible_collections.muster.fleet.plugins.lookup import path, role_inputs, tree_sha256
 
 ROOT = Path(__file__).parents[2]
 DEBIAN = {"distribution": "Debian", "distribution_major_version": "13", "architecture": "x86_64"}
@@ -42,7 +42,7 @@ def digest(**change: object) -> str:
 def test_the_same_inputs_have_the_same_digest(role):
     assert re.fullmatch(r"[0-9a-f]{64}", digest())
     assert digest() == digest()
-    # The value counts, not how it was arrived at.
+    # Only the value counts, not the expression that gives it.
     assert digest(slurm_install_method=trust_as_template("{{ 'a' ~ 'pt' }}")) == digest()
 
 
@@ -57,7 +57,7 @@ def test_other_facts_do_not_count(role):
 
 def test_variables_of_the_install_count_and_those_of_later_phases_do_not(role):
     assert digest(slurm_install_method="source") != digest()
-    # They decide about packages alone, which the manifest compares by name: an image with those of all functions serves each.
+    # They only select packages, which the manifest compares by name: an image with the packages of all functions serves each.
     assert digest(slurm_functions=["controller"]) == digest()
     assert digest(slurm_users=[{"name": "muster"}]) == digest()
 
@@ -157,29 +157,35 @@ def test_a_tree_that_is_not_there(tmp_path):
         ask(tree_sha256, f"{tmp_path}/nothing")
 
 
-def test_places(monkeypatch):
+def test_paths(monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", "/state")
     monkeypatch.setenv("XDG_CACHE_HOME", "/cache")
-    assert ask(place, "state", muster_fleet="local") == "/state/muster/local"
-    assert ask(place, "state", muster_fleet=trust_as_template("{{ 'a' ~ 'b' }}")) == "/state/muster/ab"
-    assert ask(place, "cache") == "/cache/muster"
-    assert ask(place, "state", muster_fleet="local", muster_state_dir="/mine") == "/mine"
-    assert ask(place, "cache", muster_cache_dir="/mine") == "/mine"
+    assert ask(path, "state", muster_fleet="local") == "/state/muster/local"
+    assert ask(path, "state", muster_fleet=trust_as_template("{{ 'a' ~ 'b' }}")) == "/state/muster/ab"
+    assert ask(path, "cache") == "/cache/muster"
+    assert ask(path, "state", muster_fleet="local", muster_state_dir="/mine") == "/mine"
+    assert ask(path, "cache", muster_cache_dir="/mine") == "/mine"
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")
     monkeypatch.setenv("HOME", "/home/me")
-    assert ask(place, "cache") == "/home/me/.cache/muster"
+    assert ask(path, "cache") == "/home/me/.cache/muster"
 
 
 @pytest.mark.parametrize(
     ("term", "fleet", "says"),
-    [("logs", "local", "knows state and cache, not logs"), ("state", "../other", "Fleet name '../other' cannot be used")],
+    [("logs", "local", "The lookup path has no folder logs"), ("state", "../other", "Fleet name '../other' cannot be used")],
 )
-def test_no_such_place(term, fleet, says):
+def test_no_such_path(term, fleet, says):
     with pytest.raises(Exception, match=re.escape(says)):
-        ask(place, term, muster_fleet=fleet)
+        ask(path, term, muster_fleet=fleet)
 
 
-TABLE = {"common": ["all"], "slurm": ["muster_controller", "muster_compute"], "trainer": ["muster_compute"]}
+TABLE = [
+    {"name": "common", "groups": ["all"]},
+    {"name": "storage", "groups": ["all"], "when": False},
+    {"name": "slurm", "groups": ["muster_controller", "muster_compute"]},
+    {"name": "cloud_tools"},
+    {"name": "trainer", "groups": ["muster_compute"], "when": "muster_training"},
+]
 
 
 @pytest.mark.parametrize(
@@ -189,7 +195,8 @@ TABLE = {"common": ["all"], "slurm": ["muster_controller", "muster_compute"], "t
         (["muster_controller", "web"], [], ["common", "slurm"]),
         ([], [], ["common"]),
         # Exactly what is named, in the table's order.
-        (["muster_controller"], ["trainer", "common"], ["common", "trainer"]),
+        (["muster_controller"], ["trainer", "cloud_tools", "common"], ["common", "cloud_tools", "trainer"]),
+        (["muster_controller"], ["storage"], []),
     ],
 )
 def test_components_of_a_host(groups, only, names):
@@ -197,7 +204,7 @@ def test_components_of_a_host(groups, only, names):
 
 
 def test_a_component_that_does_not_exist():
-    with pytest.raises(AnsibleFilterError, match="names slurmm, which is no component; there are common, slurm, trainer"):
+    with pytest.raises(AnsibleFilterError, match="names slurmm, which is no component; there are common, storage, slurm, "):
         components([], TABLE, ["slurmm"])
 
 
@@ -207,7 +214,7 @@ def test_a_component_that_does_not_exist():
 def test_what_an_install_reads_is_among_its_inputs(name):
     """A variable that install tasks read and the entry point install does not declare could change without a new install.
 
-    Left out are those of which the manifest compares what they lead to: packages by name, and the file that a made environment has.
+    The test leaves out variables whose result the manifest compares: packages by name, and a file of the environment that was made.
     """
     compared = {"slurm_functions", "trainer_venv_host"}
     text = "".join(path.read_text() for path in (ROOT / "roles" / name / "tasks").glob("install*.yml"))

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from ansible_collections.muster.fleet.plugins.module_utils import manifest as logic
-from ansible_collections.muster.fleet.plugins.module_utils import service_guard
+from ansible_collections.muster.fleet.plugins.module_utils.node import manifest as logic
+from ansible_collections.muster.fleet.plugins.module_utils.node import service_guard
 from ansible_collections.muster.fleet.plugins.modules import manifest as module
 
 # `dpkg-query -W -f '${Package} ${Version} ${db:Status-Abbrev}\n'` on a node of Debian 13; the last three lines are made: on hold, removed
@@ -64,7 +64,7 @@ def test_the_node_is_asked_by_its_own_package_manager(has, output, name):
 
 
 def test_a_node_without_a_known_package_manager():
-    with pytest.raises(logic.ManifestError, match="Neither dpkg-query nor rpm"):
+    with pytest.raises(logic.ManifestError, match="neither dpkg-query nor rpm"):
         logic.installed_packages(lambda _program: None)
 
 
@@ -110,8 +110,6 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(logic, "installed_packages", lambda _which: logic.parse_dpkg(DPKG))
     monkeypatch.setattr(service_guard, "PATH", str(tmp_path / "policy-rc.d"))
     monkeypatch.setattr(service_guard, "LISTS", str(tmp_path / "lists"))
-    monkeypatch.setattr(service_guard, "INSTALLING", str(tmp_path / "installing"))
-    monkeypatch.setattr(service_guard, "AHEAD", str(tmp_path / "ahead.lock"))
     isdir = os.path.isdir
     monkeypatch.setattr(os.path, "isdir", lambda folder: folder == "/etc/dpkg" or isdir(folder))
     (tmp_path / "munged").touch()
@@ -267,4 +265,4 @@ def test_room_is_asked_for_all_that_is_not_installed_yet(call, node):
 
 @pytest.mark.parametrize(("free", "ok"), [(700, True), (699, False)])
 def test_the_sum_counts(free, ok):
-    assert (logic.space_problem({"cuda": 600, "nccl": 100, "slurm": 5}, {"slurm": {}}, free) == "") == ok
+    assert (logic.space_fault({"cuda": 600, "nccl": 100, "slurm": 5}, {"slurm": {}}, free) == "") == ok

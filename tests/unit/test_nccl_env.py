@@ -8,8 +8,8 @@ import pytest
 from ansible.errors import AnsibleFilterError
 
 from ansible_collections.muster.fleet.plugins.filter import stack as filters
-from ansible_collections.muster.fleet.plugins.module_utils import catalogue
-from ansible_collections.muster.fleet.plugins.module_utils.env_lint import TABLE, VERDICTS, lint
+from ansible_collections.muster.fleet.plugins.module_utils.hardware import catalogue
+from ansible_collections.muster.fleet.plugins.module_utils.stack.env_lint import TABLE, VERDICTS, lint
 from ansible_collections.muster.fleet.plugins.plugin_utils import stack_files
 
 AWS = stack_files.load("aws-2026.11")

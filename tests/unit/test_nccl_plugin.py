@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ansible_collections.muster.fleet.plugins.module_utils import nccl_plugin as logic
+from ansible_collections.muster.fleet.plugins.module_utils.hardware import nccl_plugin as logic
 from ansible_collections.muster.fleet.plugins.modules import nccl_plugin_facts
 
 LDCONFIG = """\
@@ -23,7 +23,7 @@ OFI = {"NCCL_NET_PLUGIN": "ofi", "NCCL_NET": "Libfabric"}
 
 
 def library(*defined: str, undefined: tuple[str, ...] = ()) -> bytes:
-    """An ELF library of which only the table of its names is there."""
+    """An ELF library that has only the table of its names."""
     strings, symbols = b"\0", struct.pack("<IBBHQQ", 0, 0, 0, 0, 0, 0)
     for name in (*defined, *undefined):
         symbols += struct.pack("<IBBHQQ", len(strings), 0x11, 0, 5 if name in defined else 0, 0, 0)
@@ -42,7 +42,7 @@ GOOD = library("ncclNetPlugin_v6", "ncclNetPlugin_v7", "ncclNetPlugin_v8", "nccl
 
 @pytest.fixture
 def ask(call, monkeypatch, tmp_path: Path):
-    """Asks the module about a plugin, with the loader's and ldd's words said for it."""
+    """Run the module over a plugin, with stand-ins for ldconfig, ldd and the load."""
 
     def asked(plugin: bytes = GOOD, ldd: str = "", load=(0, "Libfabric\n", ""), cached: str = LDCONFIG, **options: object) -> dict:
         (tmp_path / "plugin.so").write_bytes(plugin)
@@ -61,7 +61,7 @@ def ask(call, monkeypatch, tmp_path: Path):
 
 
 def wrong(result: dict) -> dict:
-    return {key: said for key, said in result["problems"].items() if said}
+    return {key: said for key, said in result["faults"].items() if said}
 
 
 def test_a_good_plugin(ask) -> None:
@@ -85,7 +85,7 @@ def test_a_good_plugin(ask) -> None:
             "libraries",
             "needs libfabric.so.1, which the loader",
         ),
-        ({"plugin": library("other")}, "interface", "exports no ncclNetPlugin symbol, so it is no plugin of NCCL."),
+        ({"plugin": library("other")}, "interface", "exports no ncclNetPlugin symbol, so it is not a plugin of NCCL."),
         ({"plugin": library(undefined=("ncclNetPlugin_v8",))}, "interface", "exports no ncclNetPlugin symbol"),
         ({"plugin": library("ncclNetPlugin_v11", "ncclNetPlugin_v12")}, "interface", "has versions 11, 12 of the interface and "),
         (
@@ -103,16 +103,16 @@ def test_a_good_plugin(ask) -> None:
     ],
 )
 def test_a_broken_plugin_has_its_sentence(ask, change, where, said) -> None:
-    problems = wrong(ask(**change))
-    assert list(problems) == [where]
-    assert said in problems[where]
+    faults = wrong(ask(**change))
+    assert list(faults) == [where]
+    assert said in faults[where]
 
 
 @pytest.mark.parametrize("broken", [b"no library at all", GOOD[:300], b""])
 def test_a_plugin_that_is_half_there(ask, broken) -> None:
-    problems = wrong(ask(plugin=broken))
-    assert list(problems) == ["found"]
-    assert problems["found"].endswith("install the plugin again.")
+    faults = wrong(ask(plugin=broken))
+    assert list(faults) == ["found"]
+    assert faults["found"].endswith("install the plugin again.")
 
 
 def test_the_environment_of_a_node_is_read_from_its_file(ask, tmp_path: Path) -> None:

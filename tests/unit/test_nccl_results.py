@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from ansible_collections.muster.fleet.plugins.module_utils.nccl_results import ResultsError, human_size, judge, parse, requested_sizes
+from ansible_collections.muster.fleet.plugins.module_utils.health.nccl_judge import judge, requested_sizes
+from ansible_collections.muster.fleet.plugins.module_utils.health.nccl_results import ResultsError, human_size, parse
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "nccl"
 REAL = (FIXTURES / "p5-2-nodes.txt").read_text()
@@ -284,7 +285,7 @@ def test_several_collectives_in_one_output() -> None:
     assert [(table["collective"], table["ranks"]) for table in parse(text)] == [("all_reduce", 2), ("all_gather", 2)]
     assert verdict(text, {"ranks": 2}) == ("passed", [])
     cut = text[: text.rindex("# Out of bounds")]
-    assert reason(cut, {"ranks": 2}).startswith("all_gather: the output is cut")
+    assert reason(cut, {"ranks": 2}).startswith("all_gather: the output is incomplete")
 
 
 def test_cycles_repeat_the_sweep() -> None:
@@ -317,7 +318,7 @@ def test_failures_that_the_test_prints_are_reasons(line: str) -> None:
 
 def test_an_unknown_or_other_collective_does_not_pass() -> None:
     assert "name it by `collective`" in reason(WHOLE.replace("all_reduce_perf", "sorting_perf"))
-    assert "another collective than all_gather" in reason(WHOLE, {**EXPECT, "collective": "all_gather"})
+    assert "not of the collective all_gather" in reason(WHOLE, {**EXPECT, "collective": "all_gather"})
 
 
 def test_floors_judge_each_row_and_never_the_average() -> None:

@@ -30,7 +30,7 @@ def test_a_file_that_passes(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_failed_verdict_fails_the_task_and_keeps_the_document(capsys: pytest.CaptureFixture[str]) -> None:
     result = run(capsys, path=str(FIXTURES / "p5-2-nodes.txt"), collective="all_reduce", expect_ranks=16, min_bytes=8, max_bytes=16)
     assert result["failed"]
-    assert result["msg"].startswith("all_reduce: the output is cut")
+    assert result["msg"].startswith("all_reduce: the output is incomplete")
     assert len(result["tables"][0]["rows"]) == 64
 
 

@@ -14,11 +14,16 @@ from pathlib import Path
 
 import pytest
 
-from ansible_collections.muster.fleet.plugins.module_utils import container_engine, node_container, node_image
-from ansible_collections.muster.fleet.plugins.module_utils.container_engine import Engine, Finished, NodeContainerError
-from ansible_collections.muster.fleet.plugins.module_utils.node_container import Container, Fleet, Node
-from ansible_collections.muster.fleet.plugins.module_utils.node_image import NodeImage
-from ansible_collections.muster.fleet.plugins.module_utils.places import cache_dir, state_dir
+from ansible_collections.muster.fleet.plugins.module_utils.containers import engine as container_engine
+from ansible_collections.muster.fleet.plugins.module_utils.containers import fleet as fleets
+from ansible_collections.muster.fleet.plugins.module_utils.containers import image as node_image
+from ansible_collections.muster.fleet.plugins.module_utils.containers import network, ssh, state, systemd
+from ansible_collections.muster.fleet.plugins.module_utils.containers import plan as planning
+from ansible_collections.muster.fleet.plugins.module_utils.containers.engine import Engine, Finished, NodeContainerError
+from ansible_collections.muster.fleet.plugins.module_utils.containers.fleet import Fleet
+from ansible_collections.muster.fleet.plugins.module_utils.containers.image import NodeImage
+from ansible_collections.muster.fleet.plugins.module_utils.containers.plan import Container, Node
+from ansible_collections.muster.fleet.plugins.module_utils.paths import cache_dir, state_dir
 
 FIXTURES = Path(__file__).parents[1] / "fixtures/node_container"
 IMAGE = "localhost/muster-node:trixie-x"
@@ -34,7 +39,7 @@ def node(name: str, group: str = "muster_compute", **more) -> Node:
 
 def record(*names: str) -> dict:
     nodes = [{**dataclasses.asdict(node(name)), "address": f"10.213.5.{index}"} for index, name in enumerate(names, 2)]
-    return {"schema": node_container.SCHEMA, "nodes": nodes}
+    return {"schema": state.SCHEMA, "nodes": nodes}
 
 
 def live(**states: str) -> dict[str, Container]:
@@ -42,8 +47,8 @@ def live(**states: str) -> dict[str, Container]:
     return {name: Container(name, state, node(name).spec(IMAGE)) for name, state in names.items()}
 
 
-def plan(wanted: list[str], known: dict | None, there: dict, shrink: bool = False) -> node_container.Plan:
-    return node_container.make_plan("demo", [node(name) for name in wanted], known, there, IMAGE, shrink=shrink)
+def plan(wanted: list[str], known: dict | None, there: dict, shrink: bool = False) -> planning.Plan:
+    return planning.make_plan("demo", [node(name) for name in wanted], known, there, IMAGE, shrink=shrink)
 
 
 class FakeRun:
@@ -85,7 +90,7 @@ def test_places_follow_xdg() -> None:
 
 def test_two_nodes_with_one_name() -> None:
     with pytest.raises(NodeContainerError, match="Two nodes are called a"):
-        node_container.check_nodes([{"name": "a"}, {"name": "b"}, {"name": "a"}])
+        planning.check_nodes([{"name": "a"}, {"name": "b"}, {"name": "a"}])
 
 
 @pytest.mark.parametrize(
@@ -110,7 +115,7 @@ def test_memory(text: int | str, size: int) -> None:
 
 
 def test_layout_makes_a_fleet() -> None:
-    nodes = node_container.layout_nodes({"compute": 2, "login": 1, "memory": "1g", "nodes": {"compute-2": {"memory": "4g"}}})
+    nodes = planning.layout_nodes({"compute": 2, "login": 1, "memory": "1g", "nodes": {"compute-2": {"memory": "4g"}}})
     assert [(n.name, n.groups, n.memory_mib) for n in nodes] == [
         ("controller-1", ("muster_controller",), 1024),
         ("compute-1", ("muster_compute",), 1024),
@@ -120,48 +125,48 @@ def test_layout_makes_a_fleet() -> None:
 
 
 def test_layout_with_a_second_controller() -> None:
-    nodes = node_container.layout_nodes({"controllers": 2, "compute": 1})
+    nodes = planning.layout_nodes({"controllers": 2, "compute": 1})
     assert [(n.name, n.groups) for n in nodes[:2]] == [(f"controller-{i}", ("muster_controller",)) for i in (1, 2)]
 
 
 @pytest.mark.parametrize(("compute", "size"), [(None, 3), ("", 3), ("4", 4), (1, 1)])
 def test_size_asked_for_wins_over_the_live_one(compute: str | int | None, size: int) -> None:
-    nodes = node_container.layout_nodes({"compute": 2}, record("controller-1x", "compute-1", "compute-2") | {}, compute)
+    nodes = planning.layout_nodes({"compute": 2}, record("controller-1x", "compute-1", "compute-2") | {}, compute)
     assert sum("muster_compute" in n.groups for n in nodes) == size
 
 
 @pytest.mark.parametrize("compute", ["0", 0, "-1", "two", "1.5", "201", "9" * 30])
 def test_compute_that_is_no_size(compute: str | int) -> None:
     with pytest.raises(NodeContainerError, match=r"COMPUTE\) must be a whole number from 1 to 200"):
-        node_container.layout_nodes({}, None, compute)
+        planning.layout_nodes({}, None, compute)
 
 
 def test_layout_of_a_node_that_no_fleet_has() -> None:
     with pytest.raises(NodeContainerError, match="describes compute1, which no fleet has"):
-        node_container.layout_nodes({"nodes": {"compute1": {}}})
+        planning.layout_nodes({"nodes": {"compute1": {}}})
 
 
 # The plan
 
 
 def test_fresh_fleet_is_created() -> None:
-    assert plan(["a", "b"], None, {}) == node_container.Plan(["a", "b"], [], [], [])
+    assert plan(["a", "b"], None, {}) == planning.Plan(["a", "b"], [], [], [])
 
 
 def test_what_runs_is_left_untouched() -> None:
     found = plan(["a", "b", "c"], record("a", "b"), live(a="running", b="running"))
-    assert found == node_container.Plan(["c"], [], [], [])
+    assert found == planning.Plan(["c"], [], [], [])
     assert not plan(["a"], record("a"), live(a="running")).changes
 
 
 @pytest.mark.parametrize("state", ["exited", "created", "configured", "stopped", "paused", "initialized"])
 def test_what_stands_is_started(state: str) -> None:
-    assert plan(["a"], record("a"), live(a=state)) == node_container.Plan([], ["a"], [], [])
+    assert plan(["a"], record("a"), live(a=state)) == planning.Plan([], ["a"], [], [])
 
 
 @pytest.mark.parametrize("state", ["removing", "dead", "stopping", "unknown", "lost"])
 def test_what_is_broken_is_made_anew(state: str) -> None:
-    assert plan(["a"], record("a"), live(a=state)) == node_container.Plan(["a"], [], ["a"], [])
+    assert plan(["a"], record("a"), live(a=state)) == planning.Plan(["a"], [], ["a"], [])
 
 
 def test_recorded_and_never_created() -> None:
@@ -169,7 +174,7 @@ def test_recorded_and_never_created() -> None:
 
 
 def test_smaller_is_refused_and_allowed() -> None:
-    with pytest.raises(NodeContainerError, match="b would go; say SHRINK=1"):
+    with pytest.raises(NodeContainerError, match="b would be removed; set SHRINK=1"):
         plan(["a"], record("a", "b"), live(a="running", b="running"))
     assert plan(["a"], record("a", "b"), live(a="running", b="running"), shrink=True).remove == ["b"]
 
@@ -182,7 +187,7 @@ def test_other_spec_is_refused_by_name() -> None:
     there = live(a="running")
     there["a"].spec["memory_mib"] = 512
     with pytest.raises(
-        NodeContainerError, match=r"Node a of fleet demo was made differently \(memory_mib is 512, wanted 2048\).*make down"
+        NodeContainerError, match=r"Node a of fleet demo was made with other settings \(memory_mib is 512, wanted 2048\).*make down"
     ):
         plan(["a"], record("a"), there)
 
@@ -207,24 +212,24 @@ def test_containers_without_record() -> None:
     ],
 )
 def test_transitions(state: str, wanted: str, commands: list[list[str]]) -> None:
-    assert node_container.transition(state, wanted) == commands
+    assert planning.transition(state, wanted) == commands
 
 
 # Addresses and networks
 
 
 def test_addresses_stay_and_fill_gaps() -> None:
-    found = node_container.assign_addresses([node("a"), node("c"), node("d")], record("a", "b", "c"), "10.213.5.0/24")
+    found = network.assign_addresses([node("a"), node("c"), node("d")], record("a", "b", "c"), "10.213.5.0/24")
     assert found == {"a": "10.213.5.2", "c": "10.213.5.4", "d": "10.213.5.5"}
-    assert node_container.assign_addresses([node("a"), node("e")], record("a"), "10.213.5.0/24")["e"] == "10.213.5.3"
+    assert network.assign_addresses([node("a"), node("e")], record("a"), "10.213.5.0/24")["e"] == "10.213.5.3"
 
 
 def test_addresses_of_another_subnet_are_given_anew() -> None:
-    assert node_container.assign_addresses([node("a")], record("a"), "10.213.9.0/24") == {"a": "10.213.9.2"}
+    assert network.assign_addresses([node("a")], record("a"), "10.213.9.0/24") == {"a": "10.213.9.2"}
 
 
 def test_routes_of_the_host() -> None:
-    assert [str(route) for route in node_container.host_routes(fixture("proc_net_route.txt"))] == [
+    assert [str(route) for route in network.host_routes(fixture("proc_net_route.txt"))] == [
         "10.88.0.0/16",
         "10.199.7.0/24",
         "10.213.121.0/24",
@@ -240,16 +245,16 @@ def test_routes_of_the_host() -> None:
     ],
 )
 def test_subnets_of_both_engines(file: str, subnets: list[str]) -> None:
-    assert [str(subnet) for subnet in node_container.subnets_in(json.loads(fixture(file)))] == subnets
+    assert [str(subnet) for subnet in network.subnets_in(json.loads(fixture(file)))] == subnets
 
 
 def test_subnet_is_free_and_steady() -> None:
-    first = node_container.choose_subnet("demo", [])
-    assert node_container.choose_subnet("demo", [ipaddress.IPv4Network("10.88.0.0/16")]) == first
-    second = node_container.choose_subnet("demo", [ipaddress.IPv4Network(first)])
+    first = network.choose_subnet("demo", [])
+    assert network.choose_subnet("demo", [ipaddress.IPv4Network("10.88.0.0/16")]) == first
+    second = network.choose_subnet("demo", [ipaddress.IPv4Network(first)])
     assert not ipaddress.IPv4Network(first).overlaps(ipaddress.IPv4Network(second))
     with pytest.raises(NodeContainerError, match="No free network for fleet demo"):
-        node_container.choose_subnet("demo", [ipaddress.IPv4Network("10.0.0.0/8")])
+        network.choose_subnet("demo", [ipaddress.IPv4Network("10.0.0.0/8")])
 
 
 # Engines
@@ -323,11 +328,11 @@ def test_cgroup_view(mounts: str, view: str) -> None:
     ],
 )
 def test_refused_limits(text: str, limit: str | None) -> None:
-    assert container_engine.refused_ulimit(text) == limit
+    assert systemd.refused_ulimit(text) == limit
 
 
 def test_learning_to_start_lowers_limits_and_tries_the_next_runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(container_engine, "ulimit_ladder", lambda: {"nofile": [1048576, 20000]})
+    monkeypatch.setattr(systemd, "ulimit_ladder", lambda: {"nofile": [1048576, 20000]})
     refused = Finished(126, "", "error setting rlimit type 7: operation not permitted")
     run = FakeRun(
         {
@@ -340,19 +345,19 @@ def test_learning_to_start_lowers_limits_and_tries_the_next_runtime(tmp_path: Pa
         }
     )
     first = engine(run=run)
-    container_engine.learn_to_start(first, IMAGE, tmp_path)
+    systemd.learn_to_start(first, IMAGE, tmp_path)
     assert first.global_flags == ["--runtime", "runc", "--cgroup-manager", "cgroupfs"]
     assert first.ulimits == {"nofile": 20000}
     assert run.seen[-1][-4:] == ["rm", "--force", "--time=0", "muster-probe"]
 
     second = engine(run=FakeRun({}))
-    container_engine.learn_to_start(second, IMAGE, tmp_path)
+    systemd.learn_to_start(second, IMAGE, tmp_path)
     assert (second.global_flags, second.ulimits) == (first.global_flags, first.ulimits)
-    assert not container_engine.recall(engine(run=FakeRun({})).__class__("podman", [], "5.0", "v2", "/"), tmp_path)
+    assert not systemd.recall(engine(run=FakeRun({})).__class__("podman", [], "5.0", "v2", "/"), tmp_path)
 
 
 def test_systemd_in_the_hosts_tree_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(container_engine, "ulimit_ladder", dict)
+    monkeypatch.setattr(systemd, "ulimit_ladder", dict)
     run = FakeRun(
         {
             "docker rm": Finished(0, "", ""),
@@ -361,8 +366,8 @@ def test_systemd_in_the_hosts_tree_is_not_taken(tmp_path: Path, monkeypatch: pyt
             "docker exec muster-probe cat": Finished(0, "9:name=systemd:/../../init.scope\n", ""),
         }
     )
-    with pytest.raises(NodeContainerError, match=r"starts no systemd from .*its systemd leaves the container's cgroup"):
-        container_engine.learn_to_start(engine("docker", run), IMAGE, tmp_path)
+    with pytest.raises(NodeContainerError, match=r"cannot start systemd from .*its systemd leaves the container's cgroup"):
+        systemd.learn_to_start(engine("docker", run), IMAGE, tmp_path)
     assert not (tmp_path / "engine.json").exists()
 
 
@@ -398,7 +403,7 @@ def test_command_line_of_a_node(name: str, prefix: str, tmp_path: Path) -> None:
 
 
 def test_kernel_settings_of_the_host_are_read_only_before_systemd_starts() -> None:
-    lines = container_engine.BOOT_SCRIPT.splitlines()
+    lines = systemd.BOOT_SCRIPT.splitlines()
     assert lines.index("mount -o remount,bind,ro /proc/sys") < lines.index("exec /sbin/init")
     assert lines.index("mount -o remount,bind,ro /sys") < lines.index("exec /sbin/init")
 
@@ -411,7 +416,7 @@ def test_kernel_settings_of_the_host_are_read_only_before_systemd_starts() -> No
     ],
 )
 def test_containers_of_both_engines(file: str, expected: tuple, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_container, "alive", lambda _pid: True)
+    monkeypatch.setattr(fleets, "alive", lambda _pid: True)
     run = FakeRun({"podman ps": Finished(0, "id\n", ""), "podman container inspect id": Finished(0, fixture(file), "")})
     [found] = Fleet("demo", engine(run=run), tmp_path, tmp_path).containers().values()
     assert (found.node, found.state, found.spec["memory_mib"]) == expected
@@ -449,17 +454,17 @@ def test_failure_of_the_engine_is_one_sentence() -> None:
 
 
 def test_a_node_is_added_from_its_own_image_and_the_others_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_container, "available_memory_mib", lambda _text: 10**6)
-    monkeypatch.setattr(node_container, "free_disk_mib", lambda _path: 10**6)
-    monkeypatch.setattr(node_container, "recall", lambda *_: True)
-    monkeypatch.setattr(container_engine, "recall", lambda *_: True)
+    monkeypatch.setattr(fleets, "available_memory_mib", lambda _text: 10**6)
+    monkeypatch.setattr(fleets, "free_disk_mib", lambda _path: 10**6)
+    monkeypatch.setattr(fleets, "recall", lambda *_: True)
+    monkeypatch.setattr(systemd, "recall", lambda *_: True)
     network = Finished(0, json.dumps([{"subnets": [{"subnet": "10.213.9.0/24"}]}]), "")
     run = FakeRun({"podman ps": Finished(0, "", ""), "podman network inspect": network, "podman image inspect": Finished(0, "[]", "")})
     run.answers["podman run"] = Finished(0, "id", "")
     fleet = Fleet("demo", engine(run=run), tmp_path / "state", tmp_path / "cache")
     assert fleet.add(node("i-1"), NodeImage(), {"user-data": b"#!/bin/sh"}) == "10.213.9.2"
     assert fleet.add(node("i-2"), NodeImage(reference="localhost/saved:1"), {}) == "10.213.9.3"
-    assert [(each["name"], each["address"]) for each in node_container.read_record(tmp_path / "state")["nodes"]] == [
+    assert [(each["name"], each["address"]) for each in state.read_record(tmp_path / "state")["nodes"]] == [
         ("i-1", "10.213.9.2"),
         ("i-2", "10.213.9.3"),
     ]
@@ -519,8 +524,8 @@ def test_a_look_at_many_is_taken_again_where_one_went_meanwhile(what: str, monke
 
 def room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, memory: int, disk: int) -> list[list[str]]:
     run = FakeRun({"podman ps": Finished(0, "", ""), "podman image inspect": Finished(0, "[]", "")})
-    monkeypatch.setattr(node_container, "available_memory_mib", lambda _text: memory)
-    monkeypatch.setattr(node_container, "free_disk_mib", lambda _path: disk)
+    monkeypatch.setattr(fleets, "available_memory_mib", lambda _text: memory)
+    monkeypatch.setattr(fleets, "free_disk_mib", lambda _path: disk)
     try:
         Fleet("demo", engine(run=run), tmp_path / "state", tmp_path / "cache").present([node("a"), node("b")], NodeImage())
     finally:
@@ -539,7 +544,7 @@ def test_too_little_disk_is_refused_before_anything_changes(tmp_path: Path, monk
 
 
 def test_available_memory() -> None:
-    assert node_container.available_memory_mib("MemTotal: 1 kB\nMemAvailable:   23541000 kB\n") == 22989
+    assert fleets.available_memory_mib("MemTotal: 1 kB\nMemAvailable:   23541000 kB\n") == 22989
 
 
 # State
@@ -547,8 +552,8 @@ def test_available_memory() -> None:
 
 def test_dry_run_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = FakeRun({"podman ps": Finished(0, "", ""), "podman image inspect": Finished(0, "[]", "")})
-    monkeypatch.setattr(node_container, "available_memory_mib", lambda _text: 10**6)
-    monkeypatch.setattr(node_container, "free_disk_mib", lambda _path: 10**6)
+    monkeypatch.setattr(fleets, "available_memory_mib", lambda _text: 10**6)
+    monkeypatch.setattr(fleets, "free_disk_mib", lambda _path: 10**6)
     fleet = Fleet("demo", engine(run=run, dry=True), tmp_path / "state", tmp_path / "cache")
     assert fleet.present([node("a")], NodeImage()).create == ["a"]
     assert not (tmp_path / "state").exists()
@@ -558,23 +563,23 @@ def test_dry_run_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_damaged_record(tmp_path: Path) -> None:
     (tmp_path / "fleet.json").write_text("{")
     with pytest.raises(NodeContainerError, match="is damaged"):
-        node_container.read_record(tmp_path)
+        state.read_record(tmp_path)
 
 
 def test_hosts_file_is_rewritten_in_its_place(tmp_path: Path) -> None:
     path = tmp_path / "hosts"
-    node_container.rewrite(path, node_container.hosts_text(record("a", "b")["nodes"]))
+    state.rewrite(path, network.hosts_text(record("a", "b")["nodes"]))
     before = path.stat().st_ino
-    node_container.rewrite(path, node_container.hosts_text(record("a")["nodes"]))
+    state.rewrite(path, network.hosts_text(record("a")["nodes"]))
     assert path.stat().st_ino == before
     assert path.read_text().splitlines()[2:] == ["10.213.5.2 a"]
 
 
 def test_key_is_made_once_and_private(tmp_path: Path) -> None:
     key = tmp_path / "ssh/id_ed25519"
-    node_container.make_key(key, "muster-demo")
+    ssh.make_key(key, "muster-demo")
     first = key.read_bytes()
-    node_container.make_key(key, "muster-demo")
+    ssh.make_key(key, "muster-demo")
     assert key.read_bytes() == first
     assert stat.S_IMODE(key.stat().st_mode) == 0o600
     assert key.with_name("id_ed25519.pub").read_text().endswith("muster-demo\n")
@@ -606,19 +611,22 @@ def test_mirror_only_when_given() -> None:
 
 def test_image_that_cannot_be_a_node() -> None:
     run = FakeRun({"podman run --rm": Finished(0, "sshd\npython3\n", "")})
-    with pytest.raises(NodeContainerError, match="Image r/i cannot be a node, it lacks sshd, python3"):
+    with pytest.raises(NodeContainerError, match="Image r/i cannot be used for nodes because it lacks sshd, python3"):
         node_image.check_reference(engine(run=run), NodeImage(reference="r/i"))
 
 
 def test_image_that_no_registry_has(tmp_path: Path) -> None:
     run = FakeRun({"podman image": Finished(1, "", ""), "podman pull": Finished(125, "", "Error: manifest unknown")})
-    with pytest.raises(NodeContainerError, match=r"^No image r/i \(podman pull failed: Error: manifest unknown\): name another, or none"):
+    with pytest.raises(
+        NodeContainerError,
+        match=r"^Image r/i cannot be pulled \(podman pull failed: Error: manifest unknown\): give another reference, or none",
+    ):
         node_image.ensure_image(engine(run=run), NodeImage(reference="r/i"), tmp_path)
 
 
 def test_failed_build_is_one_sentence_and_leaves_no_image(tmp_path: Path) -> None:
     run = FakeRun({"podman image": Finished(1, "", ""), "mmdebstrap": Finished(1, "", "I: x\nE: cannot reach the mirror")})
-    with pytest.raises(NodeContainerError, match=r"could not be made \(E: cannot reach the mirror\)"):
+    with pytest.raises(NodeContainerError, match=r"could not be built \(E: cannot reach the mirror\)"):
         node_image.ensure_image(engine(run=run), NodeImage(), tmp_path)
     assert not list((tmp_path / "images").glob("*.tar"))
 

@@ -58,10 +58,15 @@ def test_modules_by_gpu(instance_type, modules):
             "open",
             "580.178.04",
             "p3dn.24xlarge",
-            "The open kernel modules do not know the volta GPUs of p3dn.24xlarge; set nvidia_driver_modules",
+            "The open kernel modules do not support the volta GPUs of p3dn.24xlarge; set nvidia_driver_modules",
         ),
-        ("proprietary", "595.112.07", "p6-b200.48xlarge", "The blackwell GPUs of p6-b200.48xlarge have open kernel modules alone; set"),
-        ("proprietary", "620.10", "p5.48xlarge", "Driver 620.10 has open kernel modules alone; set nvidia_driver_modules to open, or"),
+        (
+            "proprietary",
+            "595.112.07",
+            "p6-b200.48xlarge",
+            "Only the open kernel modules support the blackwell GPUs of p6-b200.48xlarge; set",
+        ),
+        ("proprietary", "620.10", "p5.48xlarge", "Driver 620.10 has only open kernel modules; set nvidia_driver_modules to open, or"),
         ("closed", "595.112.07", "p5.48xlarge", "nvidia_driver_modules is closed and must be open, proprietary or by_gpu."),
         ("open", "595.112.07", "p5.48xlage", "The catalogue has no instance type p5.48xlage; the nearest are p5.48xlarge"),
     ],
@@ -80,5 +85,5 @@ def test_options_by_gpu():
         "NVreg_CoherentGPUMemoryMode=driver",
         "NVreg_X=1",
     ]
-    with pytest.raises(AnsibleFilterError, match=r"^NVreg_EnableGpuFirmware=0 is for proprietary kernel modules"):
+    with pytest.raises(AnsibleFilterError, match=r"^NVreg_EnableGpuFirmware=0 works only with proprietary kernel modules"):
         asked(options=["NVreg_EnableGpuFirmware=0"])

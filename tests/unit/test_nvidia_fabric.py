@@ -50,7 +50,7 @@ def test_another_version_than_the_drivers_is_refused():
     with pytest.raises(AnsibleFilterError) as refused:
         nvidia_fabric_packages(["fabricmanager"], STACK, "595.91.07", "ubuntu24.04", "x86_64")
     assert str(refused.value) == (
-        "fabricmanager 595.112.07 and driver 595.91.07 differ, and neither starts with another's version; give both the same in the stack."
+        "fabricmanager 595.112.07 and driver 595.91.07 differ and do not work together; give both the same version in the stack."
     )
     with pytest.raises(AnsibleFilterError, match=r"^Stack debian-12 has no fabricmanager\.$"):
         nvidia_fabric_packages(["fabricmanager"], stack_files.load("debian-12"), "535.261.03", "debian12", "x86_64")

@@ -1,18 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""Packages: what is missing, what apt-get said, and that nothing is asked of it when nothing is missing."""
+"""Packages: what is missing, what apt-get said, and that it does not run when nothing is missing."""
 
 from __future__ import annotations
 
-import fcntl
 import os
 import time
 from pathlib import Path
 
 import pytest
 
-from ansible_collections.muster.fleet.plugins.module_utils import packages as logic
-from ansible_collections.muster.fleet.plugins.module_utils import service_guard
+from ansible_collections.muster.fleet.plugins.module_utils.node import packages as logic
+from ansible_collections.muster.fleet.plugins.module_utils.node import service_guard
 from ansible_collections.muster.fleet.plugins.modules import packages as module
 
 # `apt-get install munge slurmd` of apt 3.0.3 on Debian 13, shortened to some of its lines.
@@ -25,7 +24,7 @@ Created symlink '/etc/systemd/system/multi-user.target.wants/munge.service' -> '
 Setting up slurmd (24.11.5-4+deb13u1) ...
 Processing triggers for libc-bin (2.41-12) ...
 """
-# `apt-get --simulate install munge`, there an older one was installed.
+# `apt-get --simulate install munge` where an older version was installed.
 SIMULATED = """\
 Inst libmunge2 (0.5.16-1 Debian:13.2/stable [amd64])
 Inst munge [0.5.15-1] (0.5.16-1 Debian:13.2/stable [amd64])
@@ -93,14 +92,12 @@ class Node:
 def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
     made = Node(tmp_path)
     monkeypatch.setattr(logic, "LISTS", str(tmp_path))
-    monkeypatch.setattr(service_guard, "AHEAD", str(tmp_path / "ahead.lock"))
     monkeypatch.setattr(service_guard, "PATH", str(tmp_path / "policy-rc.d"))
-    monkeypatch.setattr(service_guard, "INSTALLING", str(tmp_path / "installing"))
     monkeypatch.setattr(service_guard, "LISTS", str(tmp_path / "lists"))
     monkeypatch.setattr(logic, "SYSTEMD", str(tmp_path))
     monkeypatch.setattr(module.shutil, "which", lambda name: f"/usr/bin/{name}")
     monkeypatch.setattr(module.AnsibleModule, "run_command", made.run_command)
-    monkeypatch.setattr(module.time, "sleep", lambda _seconds: None)
+    monkeypatch.setattr(logic.time, "sleep", lambda _seconds: None)
     return made
 
 
@@ -161,7 +158,7 @@ def test_what_nobody_knows_is_one_sentence(call, node):
     node.answers["install"] = [(100, "", UNKNOWN)]
     result = call(module, names=["muster-no-such-package"])
     assert result["failed"]
-    assert result["msg"] == "apt-get installs none of muster-no-such-package: Unable to locate package muster-no-such-package."
+    assert result["msg"] == "apt-get cannot install muster-no-such-package: Unable to locate package muster-no-such-package."
 
 
 def test_waits_for_somebody_who_reads_lists(call, node):
@@ -174,37 +171,17 @@ def test_waits_for_somebody_who_reads_lists(call, node):
     assert result["msg"].startswith("The package lists could not be read: Could not get lock /var/lib/apt/lists/lock.")
 
 
-def test_what_is_installed_ahead_is_waited_for(call, node, monkeypatch):
-    lock = open(service_guard.AHEAD, "w")  # noqa: SIM115 # closed below
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    node.installed = "munge 0.5.16-1 ii \n"
-    slept = []
-
-    def sleep(_seconds):
-        slept.append(1)
-        if len(slept) == 3:
-            print("jq", "munge", file=lock, flush=True)
-
-    monkeypatch.setattr(module.time, "sleep", sleep)
-    assert not call(module, names=["munge"])["changed"]
-    assert (len(slept), node.asked) == (3, []), "it is there before apt has ended its step"
-    node.installed = ""
-    monkeypatch.setattr(module.time, "sleep", lambda _seconds: lock.close())
-    assert call(module, names=["munge", "slurmd"])["changed"], "what it did not bring is installed after it"
-    assert node.asked == ["update", "install"]
-
-
 def test_services_are_refused_where_that_is_asked(call, node):
-    marker = Path(service_guard.INSTALLING)
+    policy = Path(service_guard.PATH)
     call(module, names=["munge"], services="refused", check_mode=True)
     node.installed = "munge 0.5.16-1 ii \n"
     call(module, names=["munge"], services="refused")
-    assert not marker.exists(), "nothing is installed"
+    assert not policy.exists(), "nothing is installed"
     node.installed = ""
     call(module, names=["munge"])
-    assert not marker.exists(), "they are allowed otherwise"
+    assert not policy.exists(), "they are allowed otherwise"
     call(module, names=["munge"], services="refused")
-    assert marker.exists(), "until the install is recorded"
+    assert policy.exists(), "until the install is recorded"
 
 
 def test_check_mode_simulates(call, node):
@@ -254,4 +231,4 @@ def test_rpm_systems(call, node, monkeypatch):
 
 def test_neither_apt_nor_dnf(call, node, monkeypatch):
     monkeypatch.setattr(module.shutil, "which", lambda name: None)
-    assert call(module, names=["munge"])["msg"].startswith("Neither apt-get nor dnf is on this node")
+    assert call(module, names=["munge"])["msg"].startswith("This node has neither apt-get nor dnf")

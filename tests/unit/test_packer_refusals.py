@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""What packer build says when it cannot be done, over the local cloud's API: one sentence, and nothing was started or is left."""
+"""How packer build fails, over the local cloud's API: it prints one sentence, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from local_cloud import ROOT, build_argv, need_packer
 from local_cloud_api import Machines
 
 from localcloud.cloud import Cloud
-from localcloud.ec2 import THE
+from localcloud.wrapping import CLOUD
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def cloud() -> Iterator[Cloud]:
         ({"share_with_accounts": ["12345"]}, {}, "An account to share with is twelve digits."),
         ({"volume_size_gib": 3}, {}, "a disk of 3 GiB: common, slurm together need 4 GiB; set volume_size_gib"),
         ({"kms_key_id": "alias/none"}, {}, "Client.InvalidKMSKey.InvalidState: The KMS key alias/none does not exist in us-east-1"),
-        # RequestExpired ends in such a sentence as well, but Packer asks eleven times in two minutes before, for it may be the clock.
+        # RequestExpired ends in such a sentence too, but Packer first asks eleven times in two minutes, because the clock may be wrong.
         *(
             ({}, {"action": action, "error": error}, f"api error {error}: {error}, as ordered.")
             for action, error in (
@@ -46,15 +46,15 @@ def cloud() -> Iterator[Cloud]:
                 ("RunInstances", "VcpuLimitExceeded"),
             )
         ),
-        # As ordered it would be AWS's own, which Packer asks for ten times in two minutes.
+        # Here the machine has no room. If the test ordered AWS's own error instead, Packer would repeat the call ten times in two minutes.
         ({}, {"room": 0}, "api error InsufficientInstanceCapacity: "),
     ],
 )
 def test_one_sentence_and_nothing_is_left(cloud: Cloud, tmp_path: Path, variables: dict, fault: dict, sentence: str) -> None:
-    THE["faults"]._waiting.clear()
+    CLOUD["faults"]._waiting.clear()
     cloud._machines.room = fault.get("room", 40)
     if "action" in fault:
-        # As often as the SDK asks.
+        # The SDK repeats a call, so order the fault for each try.
         order = json.dumps({**fault, "times": 20}).encode()
         urllib.request.urlopen(urllib.request.Request(f"{cloud.env['AWS_ENDPOINT_URL']}/localcloud/faults", order))
     env = {**cloud.outside(os.environ), **cloud.env, "CHECKPOINT_DISABLE": "1"}

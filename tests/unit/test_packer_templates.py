@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""Packer's own word on the templates with every file of variables, and what becomes of an image after it is made."""
+"""Packer validates the templates with every file of variables; and publish.py tags an image after it is made."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pathlib import Path
 import get_packer
 import pytest
 import yaml
+from component_table import GROUPS, NAMES
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "packer"
@@ -31,7 +32,7 @@ def publisher():
 
 @pytest.fixture(scope="module")
 def validate():
-    """Runs packer validate; gives what it says, with its exit code."""
+    """Run packer validate; return its output and exit code."""
     if not PACKER.exists():
         pytest.skip("not_run: Packer is not here; make packer")
     if not {f"{name} {get_packer.PLUGINS[name]}" for name in ("amazon", "ansible")} <= get_packer.installed(str(PACKER)):
@@ -92,14 +93,12 @@ def test_session_manager_needs_its_plugin_and_is_asked_for(validate, tmp_path: P
 
 
 def test_the_files_name_components_and_groups_that_are_there() -> None:
-    known = yaml.safe_load((ROOT / "playbooks/vars/components.yml").read_text())["muster_component_groups"]
-    groups = {name for each in known.values() if isinstance(each, list) for name in each}
     for each in PURPOSES:
         text = (FOLDER / "purposes" / each).read_text()
         found = dict(re.findall(r"^(\w+) *= (.*)$", text, re.MULTILINE))
         assert found["purpose"].strip('"') == each.split(".")[0]
-        assert set(yaml.safe_load(found["components"])) <= set(known), each
-        assert set(yaml.safe_load(found.get("groups", "[]"))) <= groups, each
+        assert set(yaml.safe_load(found["components"])) <= set(NAMES), each
+        assert set(yaml.safe_load(found.get("groups", "[]"))) <= GROUPS, each
 
 
 def test_nothing_is_public_and_the_pinned_plugins_are_accepted() -> None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""sshd's PAM stack with pam_slurm_adopt: where its lines stand, that they go without a trace, and that nobody is locked out by them.
+"""sshd's PAM stack with pam_slurm_adopt: where its lines stand, that they can be removed without a trace, and that they lock nobody out.
 
-tests/e2e/test_22_slurm_config.py comes in by ssh.
+tests/proof/slurm_config.py really logs in by ssh.
 """
 
 from __future__ import annotations
@@ -104,8 +104,8 @@ def test_twice_is_once_and_what_changed_elsewhere_is_taken_over(script: ModuleTy
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        (SSHD.replace("@include common-account\n", ""), "it does not include common-account, so pam_slurm_adopt has no place in it; "),
-        (SSHD + "-session optional pam_systemd.so\n", "it names pam_systemd, which would take the shell of a job's user out of the job; "),
+        (SSHD.replace("@include common-account\n", ""), "it does not include common-account, so pam_slurm_adopt cannot be added to it; "),
+        (SSHD + "-session optional pam_systemd.so\n", "it names pam_systemd, which would move the shell of a job's user out of the job; "),
     ],
 )
 def test_a_stack_of_somebody_else(script: ModuleType, text: str, sentence: str) -> None:

@@ -17,7 +17,7 @@ PROGRAM = Path(__file__).parents[2] / "playbooks" / "files" / "reimage.py"
 
 @pytest.fixture
 def fleet(served, machines, ec2, tmp_path, monkeypatch) -> SimpleNamespace:
-    """Two nodes, a newer AMI, and the program with a scontrol that writes down what it is told."""
+    """Two nodes, a newer AMI, and the program with a scontrol that records its arguments."""
     for key, value in served.env.items():
         monkeypatch.setenv(key, value)
     spec = importlib.util.spec_from_file_location("reimage", PROGRAM)

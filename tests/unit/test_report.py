@@ -14,9 +14,10 @@ import jsonschema
 import pytest
 from ansible.module_utils.testing import patch_module_args
 
-from ansible_collections.muster.fleet.plugins.module_utils import report as logic
-from ansible_collections.muster.fleet.plugins.module_utils.report_page import duration, render_html
-from ansible_collections.muster.fleet.plugins.module_utils.report_plot import log2_ticks, nice_ticks
+from ansible_collections.muster.fleet.plugins.module_utils.report import document as logic
+from ansible_collections.muster.fleet.plugins.module_utils.report.html import duration
+from ansible_collections.muster.fleet.plugins.module_utils.report.page import render_html
+from ansible_collections.muster.fleet.plugins.module_utils.report.plot import log2_ticks, nice_ticks
 from ansible_collections.muster.fleet.plugins.modules import report as module
 
 ROOT = Path(__file__).parents[2]
@@ -200,7 +201,7 @@ def test_a_folder_with_one_file_is_enough(folder: Path, keep: str) -> None:
 
 
 def test_a_folder_that_is_none_is_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(logic.ReportError, match="holds no run"):
+    with pytest.raises(logic.ReportError, match="has no run"):
         logic.build(tmp_path)
 
 
@@ -212,8 +213,8 @@ def test_damaged_documents_are_named_and_the_rest_reported(folder: Path) -> None
     report = logic.build(folder)
     jsonschema.validate(report, SCHEMA)
     assert report["notes"] == [
-        "fleet.json cannot be read: it is no JSON object.",
-        "jobs/collectives/nccl.json cannot be read: it is no JSON object.",
+        "fleet.json cannot be read: it is not a JSON object.",
+        "jobs/collectives/nccl.json cannot be read: it is not a JSON object.",
         "Line 81 of jobs/train/train.jsonl cannot be read.",
     ]
     assert report["training"][0]["last_step"] == 60
@@ -344,4 +345,4 @@ def test_the_module_writes_once_and_check_mode_never(capsys: pytest.CaptureFixtu
     assert (result["changed"], result["verdict"], result["path"]) == (True, "passed", str(folder / "report.html"))
     assert not run_module(capsys, run_dir=str(folder))["changed"]
     assert sorted(path.name for path in folder.glob("report*")) == ["report.html", "report.json"]
-    assert "holds no run" in run_module(capsys, run_dir=str(folder.parent))["msg"]
+    assert "has no run" in run_module(capsys, run_dir=str(folder.parent))["msg"]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""Checks that roles write by a template, for nodes that no container can be: a template that says nothing would pass every node."""
+"""Checks that roles render from templates, for nodes unlike any container. A template that renders no check would pass every node."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ JINJA.filters |= {"regex_replace": core.regex_replace, "muster.fleet.mount_unit"
 
 
 def checks(path: str, variables: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """{check: what it asks} of a role's template."""
+    """{name: check} as a role's template renders them."""
     text = JINJA.from_string((ROLES / path).read_text()).render(variables)
     return {each.pop("check"): each for each in yaml.safe_load(text) or []}
 
@@ -49,7 +49,7 @@ def test_each_daemon_of_nvswitch_must_run_and_start_at_boot() -> None:
         ([], {}, {}),
     ],
 )
-def test_each_has_the_version_of_the_driver(components: list[str], has: dict[str, Any], compared: dict[str, Any]) -> None:
+def test_each_component_must_have_the_version_of_the_driver(components: list[str], has: dict[str, Any], compared: dict[str, Any]) -> None:
     variables = {
         "nvidia_fabric_components": components,
         "__nvidia_fabric_facts": {"host": has},
@@ -69,7 +69,7 @@ def test_each_file_system_of_lustre_must_be_mounted_from_its_own_source() -> Non
 
 
 @pytest.mark.parametrize(("compile_for", "options"), [("", []), ("90", ["-arch=sm_90"])])
-def test_cuda_compiles_for_the_gpu_that_is_named(compile_for: str, options: list[str]) -> None:
+def test_nvcc_compiles_for_the_named_gpu(compile_for: str, options: list[str]) -> None:
     [task] = yaml.safe_load((ROLES / "cuda/tasks/verify_image.yml").read_text())
     [asked] = [each for each in task["muster.fleet.check"]["checks"] if each["check"] == "compiles"]
     variables = {"__cuda_compile": "SCRIPT", "__cuda_nvcc": "/usr/bin/nvcc", "cuda_compile_for": compile_for}
@@ -77,7 +77,7 @@ def test_cuda_compiles_for_the_gpu_that_is_named(compile_for: str, options: list
 
 
 @pytest.mark.parametrize(("from_system", "state"), [(True, "absent"), (False, "present")])
-def test_shells_are_told_where_nvidia_s_own_toolkit_lies_and_no_other(from_system: bool, state: str) -> None:
+def test_only_nvidia_s_own_toolkit_is_added_to_the_path_of_shells(from_system: bool, state: str) -> None:
     [_packages, profile] = yaml.safe_load((ROLES / "cuda/tasks/install.yml").read_text())
     [file] = profile["muster.fleet.config_files"]["files"]
     assert JINJA.from_string(file["state"]).render(__cuda_from_system=from_system) == state
@@ -85,7 +85,7 @@ def test_shells_are_told_where_nvidia_s_own_toolkit_lies_and_no_other(from_syste
 
 
 def image_checks(role: str, **variables: Any) -> dict[str, dict[str, Any]]:
-    """{check: what it asks} of a role's verify_image, whose lists depend on the variables."""
+    """{name: check} of a role's verify_image, whose lists depend on the variables."""
     task = yaml.safe_load((ROLES / role / "tasks/verify_image.yml").read_text())[-1]
     wanted = task["muster.fleet.check"]["checks"]
     found = NATIVE.from_string(wanted).render(variables | task["vars"]) if isinstance(wanted, str) else wanted
@@ -93,7 +93,7 @@ def image_checks(role: str, **variables: Any) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("role", sorted(path.parts[-3] for path in ROLES.glob("*/tasks/install.yml") if "source_build" in path.read_text()))
-def test_what_was_built_from_source_is_compared_file_by_file(role: str, tmp_path: Path) -> None:
+def test_a_build_from_source_is_compared_file_by_file(role: str, tmp_path: Path) -> None:
     asked = image_checks(role, **{f"__{role}_from_source": True})["files_as_built"]
     (tmp_path / "library").write_text("as built")
     (tmp_path / ".muster-files").write_text(f"{hashlib.sha256(b'as built').hexdigest()}  ./library\n")
@@ -102,7 +102,7 @@ def test_what_was_built_from_source_is_compared_file_by_file(role: str, tmp_path
     for change in (lambda file: file.write_text("another"), Path.unlink):
         change(tmp_path / "library")
         assert subprocess.run(command, check=False, capture_output=True).returncode != 0
-    # The install phase is skipped while the artefact is there, so the remedy takes it away with the folder.
+    # The install phase is skipped while the artefact is there, so the remedy removes the folder with it.
     main = (ROLES / role / "tasks/main.yml").read_text()
     folder = asked["argv"][-1].strip("{ }")
     assert f"{folder} ~ '/.muster-build'" in main or f"{{{{ {folder} }}}}/.muster-build" in main
@@ -120,7 +120,7 @@ def test_what_was_built_from_source_is_compared_file_by_file(role: str, tmp_path
         ),
     ],
 )
-def test_a_plugin_that_is_gone_comes_again_by_who_brought_it(from_source: bool, first: list[str], remedy: str) -> None:
+def test_the_remedy_of_a_missing_plugin_names_the_role_that_installed_it(from_source: bool, first: list[str], remedy: str) -> None:
     known = {"__aws_ofi_nccl_from_source": from_source}
     found = image_checks("aws_ofi_nccl", **known)
     assert [*found][: len(first)] == first and [*found][len(first)] == "libraries"

@@ -49,6 +49,8 @@ def checkout(tmp_path: Path) -> Path:
     (tmp_path / "roles/efa/defaults/main.yml").write_text("efa_users: [{name: a}]\n")
     (tmp_path / "roles/efa/README.md").write_text("# efa\n\n<!-- options -->\nold\n<!-- /options -->\nafter\n")
     (tmp_path / "playbooks/meta/argument_specs.yml").write_text("argument_specs: {site: {options: {}}}\n")
+    (tmp_path / "playbooks/vars").mkdir()
+    (tmp_path / "playbooks/vars/components.yml").write_text("component_table: [{name: efa, groups: [muster_efa]}]\n")
     (tmp_path / "docs/variables.md").write_text("<!-- options -->\n<!-- /options -->\n")
     return tmp_path
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""What a role of a GPU node says when it cannot be: the roles themselves, in a dry run on this machine with the facts of another."""
+"""What roles of GPU nodes refuse, and in which words: the roles themselves, in a dry run on this machine with the facts of another."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ MACHINE = {"architecture": "x86_64", "virtualization_type": "kvm"}
 
 
 def headers_task() -> dict:
-    """The task of role nvidia_driver that looks at what kernel_facts said."""
+    """The task of role nvidia_driver that judges the answer of kernel_facts."""
     tasks = yaml.safe_load((ROOT / "roles/nvidia_driver/tasks/install.yml").read_text())
     [task] = [task for task in tasks if "headers" in task["name"]]
     return task
 
 
-# name: (facts, role or role:tasks, its variables, what it says)
+# name: (facts, role or role:tasks, its variables, its message)
 CASES = {
     "unknown OS": (FEDORA, "efa", {}, "Stack aws-2026.11 has no efa for fedora42 on x86_64; give efa a source for it."),
     "refused on this OS": (DEBIAN, "neuron", {"muster_stack_name": "aws-2026.11"}, "neuron 2.32.0 is refused on debian13: "),
@@ -39,7 +39,7 @@ CASES = {
         UBUNTU,
         "nvidia_fabric",
         {"instance_type": "p5.48xlarge", "nvidia_driver_version": "595.91.07"},
-        "fabricmanager 595.112.07 and driver 595.91.07 differ, and neither starts with another's version; give both the same in the stack.",
+        "fabricmanager 595.112.07 and driver 595.91.07 differ and do not work together; give both the same version in the stack.",
     ),
     "stack with an unknown key": (
         DEBIAN,
@@ -50,7 +50,7 @@ CASES = {
     "no space for the components of the host together": (
         DEBIAN,
         "cuda",
-        {"__stack_components": ["cuda", "nccl"], "__phases_space": {"cuda": 10**9, "nccl": 2, "efa": 1500}},
+        {"phases_host_components": ["cuda", "nccl"], "phases_space": {"cuda": 10**9, "nccl": 2, "efa": 1500}},
         "cuda, nccl together need 1000000002 MiB on / and ",
     ),
     "headers that the archives do not have": (
@@ -72,7 +72,7 @@ CASES = {
 
 @pytest.fixture(scope="module")
 def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """{case: message}, of one play that goes on after each refusal, on a host a case."""
+    """{case: message} from one play with a host for each case. The play goes on after each refusal."""
     folder = tmp_path_factory.mktemp("refusals")
     site = {"schema": "muster.stack/1", "name": "site", "extends": "debian-13", "docker": {"verison": "1"}}
     (folder / "site.yml").write_text(json.dumps(site))
@@ -93,17 +93,17 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     (folder / "hosts.yml").write_text(json.dumps({"all": {"hosts": hosts}}))
     done = run_playbook(folder, "--check", "-i", folder / "hosts.yml", folder / "play.yml")
     texts = {name: folder / f"{number}.txt" for number, name in enumerate(CASES)}
-    # What is not refused says how it went on instead.
+    # A case that was not refused shows the output of the play instead.
     return {name: text.read_text() if text.exists() else done.stdout[-3000:] + done.stderr for name, text in texts.items()}
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_it_is_one_sentence_before_anything_is_changed(said: dict[str, str], case: str) -> None:
+def test_the_role_refuses_in_one_sentence_before_it_changes_anything(said: dict[str, str], case: str) -> None:
     assert CASES[case][3] in said[case]
     assert "\n" not in said[case].strip()
 
 
 @pytest.mark.parametrize(("stack", "version"), [("aws-2026.11", "2.7.0amzn2.0"), ("debian-13", "")])
-def test_the_installer_s_libfabric_is_known_where_it_brings_the_stack_s(stack: str, version: str) -> None:
+def test_role_efa_expects_the_version_of_libfabric_that_the_stack_names_for_the_installer(stack: str, version: str) -> None:
     said = yaml.safe_load((ROOT / "roles/efa/vars/main.yml").read_text())["__efa_libfabric"]
     assert jinja2.Environment().from_string(said).render(phases_stack=stack_files.load(stack)) == version

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""What roles of GPU nodes make of a stack, a system and a type before they touch anything: their variables, as Ansible templates them."""
+"""The variables of roles of GPU nodes, which follow from stack, system and instance type, as Ansible templates them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ GPU = {"gpu": {"on_bus": 8}}
 
 
 def trusted(value: Any) -> Any:
-    """What a role's file says may be a template."""
+    """Render a value from a role's file, which may be a template."""
     if isinstance(value, dict):
         return {key: trusted(each) for key, each in value.items()}
     if isinstance(value, list):
@@ -47,7 +47,7 @@ def read(role: str, path: str) -> Any:
 
 
 def of(role: str, asked: str, **known: Any) -> Any:
-    """A variable of a role, or a template with some."""
+    """Render a variable of a role, or a template with some."""
     variables = ON_UBUNTU | read(role, "defaults/main.yml") | read(role, "vars/main.yml") | known
     templar = Templar(DataLoader(), variables=variables)
     # Ansible finds them by the collection's name only where the collection is installed for it.
@@ -58,7 +58,7 @@ def of(role: str, asked: str, **known: Any) -> Any:
 
 
 def check(role: str, phase: str, name: str) -> dict[str, Any]:
-    """A check as the role's file has it."""
+    """Read a check from the role's file."""
     [task] = [each for each in read(role, f"tasks/{phase}.yml") if "muster.fleet.check" in each]
     [found] = [each for each in task["muster.fleet.check"]["checks"] if each["check"] == name]
     return found
@@ -75,7 +75,7 @@ def test_docker_s_own_packages_have_the_stack_s_version(family: str, names: list
     assert of("docker", "__docker_names", ansible_facts={"os_family": family}) == names
 
 
-def test_what_keeps_the_driver_loaded_is_a_package_of_its_own_where_debian_has_the_driver() -> None:
+def test_debian_s_driver_has_a_separate_package_that_keeps_it_loaded() -> None:
     debian = {"phases_stack": stack_files.load("debian-12"), "phases_system": "debian12"}
     assert of("nvidia_driver", "__nvidia_driver_keeper", **debian) == ["nvidia-persistenced"]
     assert of("nvidia_driver", "__nvidia_driver_keeper", **debian, nvidia_driver_persistence=False) == []
@@ -87,15 +87,15 @@ def test_docker_of_the_distribution_has_its_own_version() -> None:
     assert of("docker", "__docker_names", **debian) == ["docker.io", "docker-cli"]
 
 
-def test_what_docker_s_daemon_is_told_of_its_node() -> None:
+def test_the_configuration_of_docker_fits_its_node() -> None:
     told = of("docker", "__docker_daemon")
     assert told["default-ulimits"]["memlock"] == {"Name": "memlock", "Soft": -1, "Hard": -1}
     assert told["features"] == {"cdi": True} and "runtimes" not in told
-    # In a container the limit is the node's own, and CDI came with Docker 25.
+    # A container cannot raise its host's limit, and CDI came with Docker 25.
     assert "default-ulimits" not in of("docker", "__docker_daemon", **IN_CONTAINER)
     assert "features" not in of("docker", "__docker_daemon", __docker_version="24.0.9")
     assert list(of("docker", "__docker_daemon", group_names=["muster_gpu"])["runtimes"]) == ["nvidia"]
-    # A site's own settings are added to these, not put in their place.
+    # A site's settings are merged with these and do not replace them.
     site = of("docker", "__docker_daemon", docker_config={"features": {"buildkit": True}, "log-driver": "journald"})
     assert (site["features"], site["log-driver"]) == ({"cdi": True, "buildkit": True}, "journald")
 
@@ -108,7 +108,7 @@ def test_the_daemons_of_nvswitch(components: list[str], units: list[str]) -> Non
     assert of("nvidia_fabric", "__nvidia_fabric_units", nvidia_fabric_components=components) == units
 
 
-def test_the_subnet_manager_s_module_is_for_it_alone() -> None:
+def test_only_the_subnet_manager_needs_its_module() -> None:
     [task] = [each for each in read("nvidia_fabric", "tasks/daemons.yml") if "vars" in each]
     files = task["vars"]["__nvidia_fabric_module_files"]
     known = {"__nvidia_fabric_umad": "ib_umad"}
@@ -117,7 +117,7 @@ def test_the_subnet_manager_s_module_is_for_it_alone() -> None:
 
 
 @pytest.mark.parametrize("role", ["nvidia_fabric", "dcgm"])
-def test_daemons_of_gpus_start_where_there_are_some(role: str) -> None:
+def test_daemons_for_gpus_start_only_on_nodes_with_gpus(role: str) -> None:
     for gpus, where, said in (
         (GPU, {}, ""),
         (NO_GPU, {}, "the node has no GPU on its PCI bus"),
@@ -141,12 +141,12 @@ def test_dcgm_sees_all_gpus(count: int, printed: str, sees: bool) -> None:
 
 
 @pytest.mark.parametrize(("system", "suite"), [("ubuntu22.04", "jammy"), ("ubuntu24.04", "noble"), ("amzn2023", "/")])
-def test_neuron_s_repository_is_that_of_the_system(system: str, suite: str) -> None:
+def test_neuron_s_repository_fits_the_system(system: str, suite: str) -> None:
     assert of("neuron", "__neuron_suite", phases_system=system) == suite
 
 
 @pytest.mark.parametrize(("instance_type", "devices"), [("trn2.48xlarge", 16), ("trn1.2xlarge", 1), ("", 0)])
-def test_neuron_s_devices_are_those_of_the_type(instance_type: str, devices: int, tmp_path: Path) -> None:
+def test_the_number_of_neuron_devices_follows_from_the_type(instance_type: str, devices: int, tmp_path: Path) -> None:
     assert of("neuron", "neuron_devices", instance_type=instance_type) == devices
     for number in range(devices):
         (tmp_path / f"neuron{number}").touch()
@@ -155,8 +155,8 @@ def test_neuron_s_devices_are_those_of_the_type(instance_type: str, devices: int
     assert done.stdout.strip() == str(devices)
 
 
-def test_lustre_s_client_is_for_one_kernel() -> None:
-    # The stack's own source of it is refused on Ubuntu, for nobody vouches for its key.
+def test_lustre_s_client_fits_one_kernel() -> None:
+    # The stack refuses its own source on Ubuntu, because AWS publishes no fingerprint of the key.
     source = {"__lustre_client_source": {"kind": "repository"}}
     assert of("lustre_client", "__lustre_client_packages", **source) == ["lustre-client-modules-6.8.0-1021-aws", "lustre-client-utils"]
     held = of("lustre_client", "__lustre_client_packages", lustre_client_kernel="6.8.0-1019-aws", **source)
@@ -164,7 +164,7 @@ def test_lustre_s_client_is_for_one_kernel() -> None:
     assert of("lustre_client", "__lustre_client_packages", phases_system="amzn2023") == ["lustre-client"]
 
 
-def test_lustre_is_mounted_by_its_first_use_where_a_kernel_can() -> None:
+def test_the_first_use_mounts_lustre_if_the_kernel_can() -> None:
     assert of("lustre_client", "__lustre_client_units", lustre_client_mounts=[{"path": "/fsx"}, {"path": "/fsx/mount"}]) == [
         "fsx.automount",
         "fsx-mount.automount",
@@ -178,7 +178,7 @@ def test_lustre_is_mounted_by_its_first_use_where_a_kernel_can() -> None:
         assert (of("lustre_client", "__lustre_client_not_run", **found, **where) == "") is runs
 
 
-def test_lustre_s_units_have_the_options_of_all_and_of_each() -> None:
+def test_lustre_s_units_have_the_common_options_and_their_own() -> None:
     mounts = [{"source": "fs-1@tcp:/a", "path": "/fsx", "options": ["ro"]}, {"source": "fs-2@tcp:/b", "path": "/b"}]
     text = of("lustre_client", (ROLES / "lustre_client/templates/units.yml.j2").read_text(), lustre_client_mounts=mounts)
     files = {Path(each["dest"]).name: each["content"].splitlines() for each in yaml.safe_load(text)}
@@ -227,7 +227,7 @@ def test_a_machine_without_instance_store_needs_no_scratch_space(model: str, sto
         ("helm", "v3.18.4+gd80839c", "v3.18.40+g1"),
     ],
 )
-def test_tools_say_the_stack_s_version(tool: str, good: str, bad: str) -> None:
+def test_the_tools_must_have_the_stack_s_version(tool: str, good: str, bad: str) -> None:
     matches = of("cloud_tools", "{{ __cloud_tools_probes.%s.matches }}" % tool)
     assert re.search(matches, good, re.MULTILINE) and not re.search(matches, bad, re.MULTILINE)
 
@@ -246,26 +246,26 @@ KERNEL = {"target": "6.8.0-1021-aws", "running": "6.8.0-1019-aws", "busy": False
         ({}, {"kernel_reboot": True, **IN_CONTAINER}, False),
     ],
 )
-def test_a_node_restarts_into_its_kernel_when_it_may_and_has_no_jobs(kernel: dict, known: dict, restarts: bool) -> None:
+def test_a_node_without_jobs_restarts_into_its_kernel_when_that_is_allowed(kernel: dict, known: dict, restarts: bool) -> None:
     [task] = [each for each in read("kernel", "tasks/configure.yml") if "ansible.builtin.reboot" in each]
     assert all(of("kernel", "{{ %s }}" % condition, __kernel=KERNEL | kernel, **known) for condition in task["when"]) is restarts
 
 
-def test_a_package_that_is_not_held_is_named() -> None:
+def test_the_check_names_a_package_that_is_not_held() -> None:
     asked = check("kernel", "verify_image", "held")
     packages = {"packages": ["linux-aws", "linux-image-aws"], "held": ["linux-aws"]}
     assert of("kernel", asked["value"], __kernel=KERNEL | packages) == "linux-image-aws"
     assert of("kernel", asked["value"], __kernel=KERNEL | {"packages": ["linux-aws"], "held": ["linux-aws"]}) == "all"
 
 
-def test_headers_count_as_the_kernel_s_artefact_where_they_are_wanted() -> None:
+def test_wanted_headers_are_an_artefact_of_role_kernel() -> None:
     [task] = read("kernel", "tasks/main.yml")
     artefacts = task["vars"]["phases_artefacts"]
     assert of("kernel", artefacts, __kernel=KERNEL) == ["/lib/modules/6.8.0-1021-aws/build"]
     assert of("kernel", artefacts, __kernel=KERNEL, kernel_headers=False) == of("kernel", artefacts, __kernel={"target": ""}) == []
 
 
-def test_a_site_s_variables_of_nccl_win_and_an_empty_one_takes_away() -> None:
+def test_a_site_s_variables_of_nccl_win_and_an_empty_one_removes_one() -> None:
     of_type = of("nccl", "__nccl_environment", instance_type="p5.48xlarge")
     assert of_type["NCCL_NET"] == "Libfabric"
     told = of(
@@ -275,7 +275,7 @@ def test_a_site_s_variables_of_nccl_win_and_an_empty_one_takes_away() -> None:
     assert of("nccl", "__nccl_lines", __nccl_environment={"A": "1", "B": "x y"}) == "A=1\nB=x y\n"
 
 
-def test_an_image_of_the_toolkit_has_no_specification_of_another_machine(tmp_path: Path) -> None:
+def test_an_image_with_the_toolkit_has_no_cdi_specification_of_another_machine(tmp_path: Path) -> None:
     script = check("nvidia_container_toolkit", "verify_image", "cdi_not_baked")["argv"][2].replace("/etc/cdi", str(tmp_path))
     for name, said in (("other.yaml", "none"), ("nvidia.yaml", f"{tmp_path}/nvidia.yaml")):
         (tmp_path / name).touch()

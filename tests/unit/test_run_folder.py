@@ -39,7 +39,7 @@ def test_no_room_for_runs_is_one_sentence(call, tmp_path):
     (tmp_path / "runs").touch()
     result = call(module, fleet="local", runs=str(tmp_path / "runs"))
     assert result["failed"]
-    assert result["msg"].startswith(f"The run folder in {tmp_path}/runs/local cannot be made: ")
+    assert result["msg"].startswith(f"The run folder in {tmp_path}/runs/local cannot be created: ")
 
 
 @pytest.mark.parametrize("missing", ["fleet", "runs"])

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ansible_collections.muster.fleet.plugins.module_utils.run_record import Recorder, named_hosts, place_of, public_argv
+from ansible_collections.muster.fleet.plugins.module_utils.report.run_record import Recorder, named_hosts, public_argv, role_and_phase
 
 
 class Clock:
@@ -153,7 +153,7 @@ def member(role: str, path: str, **variables: object) -> dict:
     ],
 )  # fmt: skip
 def test_role_and_phase_of_a_task(lineage: list[dict], place: tuple[str, str]) -> None:
-    assert place_of(lineage) == place
+    assert role_and_phase(lineage) == place
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ansible_collections.muster.fleet.plugins.module_utils import service_guard as logic
+from ansible_collections.muster.fleet.plugins.module_utils.node import service_guard as logic
 from ansible_collections.muster.fleet.plugins.modules import service_guard as module
 
 
@@ -19,8 +19,6 @@ def policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "policy-rc.d"
     monkeypatch.setattr(logic, "PATH", str(path))
     monkeypatch.setattr(logic, "LISTS", str(tmp_path / "lists"))
-    monkeypatch.setattr(logic, "INSTALLING", str(tmp_path / "installing"))
-    monkeypatch.setattr(logic, "AHEAD", str(tmp_path / "ahead.lock"))
     isdir = os.path.isdir
     monkeypatch.setattr(os.path, "isdir", lambda folder: folder == "/etc/dpkg" or isdir(folder))
     return path
@@ -76,25 +74,3 @@ def test_a_system_without_dpkg_is_left_alone(call, policy, monkeypatch):
     monkeypatch.setattr(os.path, "isdir", lambda folder: False)
     call(module, state="present")
     assert not policy.exists()
-
-
-def test_packages_installed_ahead_keep_the_refusal_until_their_end(call, policy):
-    ahead = logic.begin_ahead()
-    assert policy.exists() and logic.ahead_runs()
-    print("jq", file=ahead, flush=True)
-    assert logic.begin_ahead() is None, "one at a time"
-    assert logic.ahead_done() == {"jq"}, "who comes second forgets nothing of the first"
-    call(module, state="present")
-    assert call(module, state="absent")["guarded"], "the role has installed, and packages are still unpacked"
-    logic.end_ahead(ahead)
-    assert not policy.exists() and not logic.ahead_runs()
-    logic.end_ahead(logic.begin_ahead())
-    assert logic.ahead_done() == set(), "another begins anew"
-
-
-def test_a_role_that_installs_keeps_it_after_them(call, policy):
-    ahead = logic.begin_ahead()
-    call(module, state="present")
-    logic.end_ahead(ahead)
-    assert policy.exists() and not logic.ahead_runs()
-    assert not call(module, state="absent")["guarded"]

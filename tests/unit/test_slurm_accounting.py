@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ansible_collections.muster.fleet.plugins.module_utils import slurm_accounting as logic
+from ansible_collections.muster.fleet.plugins.module_utils.slurm import accounting as logic
 from ansible_collections.muster.fleet.plugins.modules import slurm_accounting as module
 
 # Recorded from Slurm 24.11.5, see the README there.
@@ -105,7 +105,7 @@ def test_an_empty_database(have):
     [
         ({"Priority": 200}, "Priority=200"),
         ({"MaxWall": "2-00:00:00"}, "MaxWall=2-00:00:00"),
-        # sacctmgr keeps what a new value does not name.
+        # sacctmgr keeps the parts of an old value that a new one does not name.
         ({"MaxTRESPerUser": "cpu=8"}, "MaxTRESPerUser=cpu=8,gres/gpu=-1"),
         ({"GrpTRES": -1}, "GrpTRES=mem=-1"),
         ({"GrpTRES": {"mem": "1T"}}, "GrpTRES=mem=1T"),
@@ -165,7 +165,7 @@ def test_times(text, seconds):
 
 @pytest.fixture
 def sacctmgr(tmp_path, monkeypatch) -> Path:
-    """A sacctmgr that prints what was recorded and keeps what it is told; the file of that."""
+    """A sacctmgr that prints recorded output and writes its arguments to a file; return that file."""
     told = tmp_path / "told"
     cases = "".join(f"  {name}) cat <<'EOF' | cut -d'|' -f1-$n\n{out}EOF\n;;\n" for name, (_fields, out) in recorded().items())
     script = tmp_path / "sacctmgr"
@@ -190,7 +190,7 @@ def test_the_module_reads_and_writes_only_the_difference(call, sacctmgr):
 
 
 def test_the_module_with_names_alone(call, sacctmgr):
-    """As a site does that gives no limits: one field is printed without a separator."""
+    """A site without limits: sacctmgr prints one field, without a separator."""
     assert not call(module, cluster="conf", qos=[{"name": "normal"}], accounts=[ACCOUNTS[1]])["changed"]
 
 

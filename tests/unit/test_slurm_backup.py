@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ansible_collections.muster.fleet.plugins.module_utils import slurm_backup as logic
+from ansible_collections.muster.fleet.plugins.module_utils.slurm import backup as logic
 
 FACTS = {
     "taken": 1_795_000_000,
@@ -137,7 +137,7 @@ def test_what_was_there_is_put_aside_once(tmp_path: Path) -> None:
     (tmp_path / "job_state").write_text("old")
     logic.put_aside(str(tmp_path))
     (tmp_path / "late").write_text("old")
-    logic.put_aside(str(tmp_path))  # goes on where a cut run stood
+    logic.put_aside(str(tmp_path))  # continues where an interrupted run stopped
     (tmp_path / "job_state").write_text("half of the new")
     logic.empty(str(tmp_path))
     assert os.listdir(tmp_path) == [logic.REPLACED]

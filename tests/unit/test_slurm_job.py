@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ansible_collections.muster.fleet.plugins.module_utils import slurm, slurm_job
+from ansible_collections.muster.fleet.plugins.module_utils.jobs import slurm as slurm_job
+from ansible_collections.muster.fleet.plugins.module_utils.slurm import text as slurm
 
 FIXTURES = Path(__file__).parent.parent / "fixtures" / "slurm"
 IDENTITY = "0123456789ab" + "0" * 52

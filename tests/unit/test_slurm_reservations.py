@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ansible_collections.muster.fleet.plugins.module_utils import slurm_reservations as logic
+from ansible_collections.muster.fleet.plugins.module_utils.slurm import reservations as logic
 
 # Recorded from Slurm 24.11.5 on a node whose clock is UTC, see the README there.
 RECORDED = (Path(__file__).parents[1] / "fixtures/slurm/scontrol_reservations.txt").read_text()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""A second controller, a database elsewhere, slurmrestd: what is refused, and what slurmdbd is told."""
+"""Faults of a second controller, a database elsewhere and slurmrestd."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ansible_collections.muster.fleet.plugins.filter.slurm_conf import FilterModule
-from ansible_collections.muster.fleet.plugins.module_utils import slurm_services as logic
-from ansible_collections.muster.fleet.plugins.module_utils.slurm_conf import SlurmConfError
+from ansible_collections.muster.fleet.plugins.module_utils.slurm import services as logic
 
 ONE, TWO = ["controller-1"], ["controller-1", "controller-2"]
 SHARED = {"statesavelocation": "/fsx/slurm/state"}
@@ -26,7 +24,7 @@ def site(tmp_path: Path) -> dict[str, str]:
 
 
 def refused(tmp_path: Path, controllers=ONE, config=(), *, database=(), rest=()) -> list[str]:
-    return logic.refusals(controllers, dict(config), dict(database), dict(rest), secrets=tmp_path, environ={})
+    return logic.faults(controllers, dict(config), dict(database), dict(rest), secrets=tmp_path, environ={})
 
 
 def test_nothing_is_refused_where_nothing_is_asked_for(tmp_path):
@@ -72,8 +70,6 @@ def test_slurmrestd_cannot_listen(tmp_path, listen):
 def test_a_database_elsewhere_that_cannot_be(tmp_path, site, change, sentence):
     [said] = refused(tmp_path, database={**site, **change})
     assert sentence in said
-    with pytest.raises(Exception, match="slurm_database"):
-        FilterModule().filters()["slurm_database_keys"]({**site, **change}, tmp_path)
 
 
 def test_no_password(tmp_path, site):
@@ -91,33 +87,3 @@ def test_a_password_that_the_file_cannot_hold_is_not_repeated(tmp_path, site, fo
     [said] = refused(tmp_path, database=site)
     assert "has a character that slurmdbd.conf cannot hold" in said
     assert found not in said
-
-
-def test_keys_of_a_database_elsewhere(tmp_path, site):
-    expected = {
-        "StorageHost": "db-1",
-        "StoragePort": 3306,
-        "StorageUser": "slurm",
-        "StorageLoc": "slurm_acct_db",
-        "StoragePass": PASSWORD,
-        "StorageParameters": "SSL_CA=/etc/slurm/muster-database-ca.pem",
-    }
-    assert logic.database_keys(site, tmp_path, {}) == expected
-    assert logic.database_keys({}, tmp_path, {}) == {}
-
-
-def test_keys_with_a_clients_certificate_and_a_password_of_the_environment(tmp_path, site):
-    own = {"port": 3307, "user": "acct", "name": "acct_db", "cert": site["ca"], "key": site["ca"], "password_env": "DB"}
-    keys = logic.database_keys({**site, **own}, tmp_path, {"DB": "other"})
-    assert (keys["StoragePort"], keys["StorageUser"], keys["StorageLoc"], keys["StoragePass"]) == (3307, "acct", "acct_db", "other")
-    parts = ["ca", "cert", "key"]
-    assert keys["StorageParameters"] == ",".join(f"SSL_{part.upper()}=/etc/slurm/muster-database-{part}.pem" for part in parts)
-
-
-def test_without_tls(tmp_path, site):
-    assert "StorageParameters" not in logic.database_keys({"host": "db-1", "tls": False}, tmp_path, {})
-
-
-def test_errors_are_of_one_kind(tmp_path):
-    with pytest.raises(SlurmConfError):
-        logic.database_keys({"host": "db-1"}, tmp_path, {})

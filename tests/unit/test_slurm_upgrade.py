@@ -8,7 +8,7 @@ import itertools
 
 import pytest
 
-from ansible_collections.muster.fleet.plugins.module_utils import slurm_upgrade as logic
+from ansible_collections.muster.fleet.plugins.module_utils.slurm import upgrade as logic
 
 OFFERED = ["24.11.5", "26.05.5"]
 
@@ -167,6 +167,6 @@ def test_refused(have, offered, wanted, sentence):
 
 
 def test_a_wanted_version_is_compared_by_numbers():
-    """2 is not the beginning of 26."""
+    """The number 2 does not select version 26."""
     with pytest.raises(logic.UpgradeError, match="Slurm 2 is offered by no source"):
         logic.target(OFFERED, "2", "a")

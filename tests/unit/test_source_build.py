@@ -51,7 +51,7 @@ def test_what_is_installed_is_packed_with_its_identity_and_sums(archive: Path) -
     assert [path.name for path in result.parent.iterdir() if path.is_dir()] == [], "its folders are gone"
 
 
-# A program of the system: of libraries it loads C's alone, or a few more.
+# A program of the system, which loads only the C library or a few more.
 COPY = 'install -D "$(readlink -f "$(command -v ls)")" "$IMAGE$PREFIX/bin/tool"'
 
 

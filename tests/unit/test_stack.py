@@ -16,7 +16,8 @@ from ansible.errors import AnsibleFilterError, AnsibleLookupError
 
 from ansible_collections.muster.fleet.plugins.filter import stack as filters
 from ansible_collections.muster.fleet.plugins.lookup.stack import LookupModule
-from ansible_collections.muster.fleet.plugins.module_utils import stack as logic
+from ansible_collections.muster.fleet.plugins.module_utils.basics import version_key
+from ansible_collections.muster.fleet.plugins.module_utils.stack import document as logic
 from ansible_collections.muster.fleet.plugins.plugin_utils import stack_files
 
 ROOT = Path(__file__).parents[2]
@@ -48,7 +49,7 @@ def changed(path: str, value: object) -> dict:
 
 
 def resolve(**documents: dict) -> dict:
-    return logic.resolve(next(iter(documents)), lambda name: documents[name])
+    return logic.resolve(next(iter(documents)), lambda name: documents[name], stack_files.known())
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -69,7 +70,10 @@ def test_what_is_not_verified_is_known() -> None:
     """A component that becomes unverified, or stops being so, is a decision: write it here."""
     document = stack_files.load("aws-2026.11")
     told = {
-        name for system in document["systems"] for name in logic.COMPONENTS if "verified" in logic.refusal(document, name, system, "x86_64")
+        name
+        for system in document["systems"]
+        for name in logic.components(document)
+        if "verified" in logic.refusal(document, name, system, "x86_64")
     }
     assert told == {"enroot", "lustre_client"}
 
@@ -99,7 +103,10 @@ def test_what_is_not_verified_is_known() -> None:
             changed("gdrcopy.sources.0.systems", ["debian13"]),
             "systems of source 1 of component gdrcopy names debian13; there are debian12, ubuntu24.04.",
         ),
-        (changed("gdrcopy.sources.0", {"bundled_in": "efa"}), "source 1 of component gdrcopy comes with efa, which the stack has not."),
+        (
+            changed("gdrcopy.sources.0", {"bundled_in": "efa"}),
+            "source 1 of component gdrcopy comes with efa, which the stack does not have.",
+        ),
         (changed("gdrcopy.sources.0.signature", {"key": "k"}), "the signature of source 1 of component gdrcopy has no fingerprint."),
         (
             changed("gdrcopy.sources.0.signature", {"key": "k", "fingerprint": "AB"}),
@@ -184,7 +191,7 @@ def test_one_variable_redirects_every_download(mirror: str, url: str) -> None:
 
 def test_versions_compare_as_people_read_them() -> None:
     ordered = ["1.9", "1.10", "1.22.0", "1.22.0amzn4.0", "1.22.0amzn5.0", "2.0", "535.261.03", "580.65.06", "580.178.04"]
-    assert sorted(reversed(ordered), key=logic.version_key) == ordered
+    assert sorted(reversed(ordered), key=version_key) == ordered
 
 
 def test_the_lookup_reads_a_site_s_own_file(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from ansible_collections.muster.fleet.plugins.module_utils.rule_case import RULES
+from ansible_collections.muster.fleet.plugins.module_utils.stack.rule_case import RULES
 from ansible_collections.muster.fleet.plugins.modules import stack_check as module
 from ansible_collections.muster.fleet.plugins.plugin_utils import stack_files
 
@@ -54,7 +54,6 @@ def test_an_environment_is_looked_at_variable_by_variable(call) -> None:
     [
         ({"instance_types": []}, "No instance type is named; give instance_types one of the catalogue at least."),
         ({"instance_types": ["p5.49xlarge"]}, "The catalogue has no instance type p5.49xlarge; the nearest are p5"),
-        ({"stack": {**AWS, "gdrcpy": {}}}, "Stack aws-2026.11: it has the unknown key gdrcpy; the nearest is gdrcopy."),
     ],
 )
 def test_what_cannot_be_asked_is_refused_by_one_sentence(call, options: dict, said: str) -> None:

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import verdict_table
 
-from ansible_collections.muster.fleet.plugins.module_utils import catalogue
-from ansible_collections.muster.fleet.plugins.module_utils.rule_case import RULES, Case
-from ansible_collections.muster.fleet.plugins.module_utils.stack_rules import judge, sentence, verdict
+from ansible_collections.muster.fleet.plugins.module_utils.hardware import catalogue
+from ansible_collections.muster.fleet.plugins.module_utils.stack.rule_case import RULES, Case
+from ansible_collections.muster.fleet.plugins.module_utils.stack.rules import judge, sentence, verdict
 from ansible_collections.muster.fleet.plugins.plugin_utils import stack_files
 
 ROOT = Path(__file__).parents[2]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""make stack-sums and make mirror, against a server on loopback that also breaks off, stumbles and has nothing."""
+"""make stack-sums and make mirror, against a server on loopback that also cuts transfers, fails and lacks files."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_sums_are_compared_and_new_ones_printed(server, stack, capsys) -> None:
     assert stack_sums.main([stack(sha256=SHA256)], wait=0) == 0
     assert f"sha256: {SHA256} as committed" in capsys.readouterr().out
     assert stack_sums.main([stack(unverified="new")], wait=0) == 0
-    assert f"sha256: {SHA256} to commit in the place of `unverified`" in capsys.readouterr().out
+    assert f"sha256: {SHA256} to commit instead of `unverified`" in capsys.readouterr().out
     assert stack_sums.main([stack(sha256="0" * 64)], wait=0) == 1
     assert f"WRONG: http://127.0.0.1:{server.server_address[1]}/a/x-1.0.tar.gz has the sha256 {SHA256}" in capsys.readouterr().out
 

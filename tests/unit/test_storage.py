@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""Names of mount units, clients of an export, and a shared file system that cannot be."""
+"""Names of mount units, clients of an export, and invalid settings of a shared file system."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import subprocess
 import pytest
 
 from ansible_collections.muster.fleet.plugins.filter.storage import storage_faults
-from ansible_collections.muster.fleet.plugins.module_utils.storage import export_clients, mount_unit
+from ansible_collections.muster.fleet.plugins.module_utils.node.storage import export_clients, mount_unit
 
 UNITS = {
     "/fsx": "fsx.mount",
@@ -44,10 +44,10 @@ def test_clients_of_an_export() -> None:
 @pytest.mark.parametrize(
     ("variables", "servers", "sentence"),
     [
-        ({}, ["a", "b", "c"], "The group muster_storage has 3 hosts, a and b first; one host serves the shared file system"),
-        ({"storage_path": "fsx"}, ["a"], "The shared file system cannot be at 'fsx' (storage_path)"),
-        ({"storage_path": "/"}, ["a"], "The shared file system cannot be at '/' (storage_path)"),
-        ({"storage_path": "/my data"}, ["a"], "The shared file system cannot be at '/my data' (storage_path)"),
+        ({}, ["a", "b", "c"], "The group muster_storage has 3 hosts, a and b first; only one host may serve the shared file system"),
+        ({"storage_path": "fsx"}, ["a"], "The shared file system cannot be mounted at 'fsx' (storage_path)"),
+        ({"storage_path": "/"}, ["a"], "The shared file system cannot be mounted at '/' (storage_path)"),
+        ({"storage_path": "/my data"}, ["a"], "The shared file system cannot be mounted at '/my data' (storage_path)"),
         ({"storage_nconnect": 17}, ["a"], "Variable storage_nconnect is 17; a client opens at most 16 connections"),
     ],
 )

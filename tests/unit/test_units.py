@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""Units: what systemd says, what is to be done about it, and that doing it is all that is done."""
+"""Units: what systemd reports, which commands follow from it, and that the module runs no others."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ansible_collections.muster.fleet.plugins.module_utils import units as logic
+from ansible_collections.muster.fleet.plugins.module_utils.node import units as logic
 from ansible_collections.muster.fleet.plugins.modules import units as module
 
 # `systemctl show --property=Id,… munge mariadb slurmd sackd` of systemd 257 on a node of Debian 13.
@@ -71,7 +71,7 @@ def test_start_times():
         (["munge", "mariadb"], "started", (), []),
         (["munge", "slurmd"], "started", (), ["enable --now slurmd"]),
         (["munge", "mariadb"], "started", ("mariadb",), ["restart mariadb"]),
-        # What is started now is started with the newest files.
+        # A unit that starts now reads the newest files.
         (["slurmd"], "started", ("slurmd",), ["enable --now slurmd"]),
         (["slurmd", "munge"], "restarted", (), ["restart slurmd", "restart munge"]),
         (["munge", "slurmd", "sackd"], "stopped", (), ["disable --now munge"]),
@@ -88,7 +88,7 @@ def test_an_enabled_unit_that_does_not_run_is_disabled():
 
 @pytest.fixture
 def systemd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """A systemctl that answers SHOW and writes down what else it is told; returns what it was told."""
+    """A systemctl that answers SHOW and records its other commands, which this returns."""
     for name, block in zip(NAMES, SHOW.split("\n\n"), strict=True):
         (tmp_path / f"{name}.show").write_text(block.strip() + "\n")
     for name, body in {
@@ -116,7 +116,7 @@ def test_start_what_is_not_started(call, systemd):
 
 
 def test_each_unit_has_files_of_its_own(call, systemd, tmp_path):
-    """munge runs since 100 s and mariadb since 94."""
+    """munge has run since 100 s and mariadb since 94."""
     fresh = tmp_path / "fresh"
     fresh.touch()
     result = call(module, units=[{"name": "munge"}, {"name": "mariadb", "restart_after": [str(fresh)]}, {"name": "slurmd"}])
@@ -157,7 +157,7 @@ def test_check_mode_tells_and_does_nothing(call, systemd):
 
 @pytest.mark.parametrize(("age", "commands"), [(50, ["restart munge"]), (150, []), (None, [])])
 def test_a_unit_older_than_its_file_is_restarted(call, systemd, tmp_path, age, commands):
-    """munge runs since 100 s; its key was written `age` seconds ago, or not at all."""
+    """munge has run since 100 s; its key was written `age` seconds ago, or not at all."""
     import time
 
     key = tmp_path / "munge.key"
@@ -170,8 +170,8 @@ def test_a_unit_older_than_its_file_is_restarted(call, systemd, tmp_path, age, c
 
 def test_a_unit_that_is_not_there(call, systemd, tmp_path):
     result = call(module, names=["munge", "sackd"])
-    assert result["msg"] == "The systemd unit sackd does not exist on this node; install the package that brings it first."
-    # In check mode the package may be about to come.
+    assert result["msg"] == "The systemd unit sackd does not exist on this node; install its package first."
+    # In check mode the package may not be installed yet.
     assert call(module, check_mode=True, names=["munge", "sackd"])["changed"]
 
 

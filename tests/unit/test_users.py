@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""Users that cannot be, secrets by reference, whom accounting has yet to know, and what is asked of a directory before it is believed."""
+"""Invalid users, secrets by reference, users that accounting lacks, and the probe that tests a directory before it is used."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ansible.template import Templar
 
 from ansible_collections.muster.fleet.plugins.filter.user_faults import user_faults
 from ansible_collections.muster.fleet.plugins.lookup.secret import LookupModule
-from ansible_collections.muster.fleet.plugins.module_utils import users as logic
+from ansible_collections.muster.fleet.plugins.module_utils.node import users as logic
 
 ROOT = Path(__file__).parents[2]
 PROBE = ROOT / "roles/users/files/ldap-probe.py"
@@ -36,10 +36,10 @@ def user(name: str = "ada", uid: int = 2000) -> dict:
 @pytest.mark.parametrize(
     ("users", "sentence"),
     [
-        ([user(), user("grace")], "Users ada and grace of slurm_users have one UID, 2000; give each a UID of its own."),
-        ([user(), user(uid=2001)], "User ada stands twice in slurm_users; remove one of the two."),
+        ([user(), user("grace")], "Users ada and grace of slurm_users both have the UID 2000; give each its own UID."),
+        ([user(), user(uid=2001)], "User ada is in slurm_users twice; remove one of the two."),
         ([user(uid=999)], "User ada of slurm_users has the UID 999, which belongs to the system; give it one from 1000 up."),
-        ([user("Ada L")], "User 'Ada L' of slurm_users cannot be a name on a node; use at most 31 lower-case letters, digits, - and _."),
+        ([user("Ada L")], "User 'Ada L' of slurm_users is not a valid name on a node; use at most 31 lower-case letters, digits, - and _."),
     ],
 )
 def test_list_that_cannot_be(users: list[dict], sentence: str) -> None:
@@ -73,17 +73,20 @@ def test_directory_that_can_be(directory: dict, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"servers": ["http://a"]}, "Directory server 'http://a' of users_servers is no address of one; write ldaps://HOST"),
+        ({"servers": ["http://a"]}, "Directory server 'http://a' of users_servers is not an address of one; write ldaps://HOST"),
         ({"servers": ["ldaps://a b"]}, "Directory server 'ldaps://a b'"),
-        ({"servers": []}, "Variable users_base describes a directory and users_servers names no server of it"),
+        ({"servers": []}, "Variable users_base describes a directory and users_servers has no server"),
         ({"base": ""}, "The directory in users_servers has no users_base"),
-        ({"ca": ""}, "The directory in users_servers has no users_ca, and no server is trusted without"),
+        ({"ca": ""}, "The directory in users_servers has no users_ca, without which no server is trusted"),
         ({"ca": "/nowhere/ca.pem"}, "The CA file /nowhere/ca.pem (users_ca) is not on this machine"),
         ({"groups": []}, "No group of the directory may log in"),
         ({"groups": [{"name": "a; reboot", "account": "x"}]}, "Group 'a; reboot' of users_groups has a name that a node cannot use"),
-        ({"groups": [{"name": "a", "account": "x"}, {"name": "a", "account": "y"}]}, "Group a stands twice in users_groups"),
-        ({"bind_secret": "file:other"}, "The directory is to be read as cn=reader (users_bind_dn). The secret file:other cannot be read"),
-        ({"bind_secret": "env:LDAP"}, "The directory is to be read as cn=reader (users_bind_dn). The secret env:LDAP is not set"),
+        ({"groups": [{"name": "a", "account": "x"}, {"name": "a", "account": "y"}]}, "Group a is in users_groups twice"),
+        (
+            {"bind_secret": "file:other"},
+            "The directory needs the secret of cn=reader (users_bind_dn). The secret file:other cannot be read",
+        ),
+        ({"bind_secret": "env:LDAP"}, "The directory needs the secret of cn=reader (users_bind_dn). The secret env:LDAP is not set"),
     ],
 )
 def test_directory_that_cannot_be(directory: dict, tmp_path: Path, change: dict, sentence: str) -> None:
@@ -105,7 +108,7 @@ def test_secret_is_found_by_its_reference(tmp_path: Path, monkeypatch: pytest.Mo
     assert logic.secret(f"file:{tmp_path}/word", "/nowhere", os.environ) == "s3cret"
     assert logic.secret("env:WORD", "/nowhere", os.environ) == "from outside"
 
-    # As a playbook asks for it, without a folder: that of the fleet.
+    # A playbook names no folder, which means the fleet's.
     (tmp_path / "secrets").mkdir()
     (tmp_path / "secrets/word").write_text("of the fleet\n")
     variables = {"muster_state_dir": str(tmp_path)}
@@ -117,7 +120,7 @@ def test_secret_is_found_by_its_reference(tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("reference", ["hunter2", "hunter2:", ":hunter2", "pass:hunter2", "file:", ""])
 def test_secret_itself_is_refused_and_not_repeated(reference: str) -> None:
-    with pytest.raises(logic.UsersError, match="is no reference; write file:PATH or env:NAME") as refused:
+    with pytest.raises(logic.UsersError, match="is not a reference; write file:PATH or env:NAME") as refused:
         logic.secret(reference, "/nowhere", {})
     assert "hunter2" not in str(refused.value)
 

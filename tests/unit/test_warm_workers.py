@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""What the parent has loaded no worker loads: files of filters and tests that workers import, and vars_files that get parsed."""
+"""Workers do not load what the parent has loaded: files of filters and tests that workers import, and vars_files that get parsed."""
 
 from __future__ import annotations
 

@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""Lesson 1, data parallelism: every rank has the model and its own samples; what they add up is the gradient. The text is data_parallel.md.
+"""Lesson 1, data parallelism: every rank has the model and its own samples, and all add up their gradients. The text is data_parallel.md.
 
 python -m trainer.labs.data_parallel            two processes on this machine
 torchrun --nproc-per-node gpu -m trainer.labs.data_parallel
 """
-
-from __future__ import annotations
 
 import time
 from typing import Any
@@ -32,13 +30,13 @@ def new_model(device: torch.device) -> nn.Sequential:
 
 
 def samples(first: int, count: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Samples first … first+count-1 of an endless set, and what the model should make of them."""
+    """Samples first to first+count-1 of an endless set, and the right outputs."""
     x = torch.stack([torch.randn(WIDTH, generator=torch.Generator().manual_seed(number)) for number in range(first, first + count)])
     return x.to(device), x.roll(1, dims=1).to(device)
 
 
 def train(model: nn.Module, me: Rank) -> list[float]:
-    """A few steps on this rank's samples; the loss of all ranks' samples at each."""
+    """Train a few steps on this rank's samples; the loss over all ranks at each step."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     losses = []
     for step in range(STEPS):
@@ -72,13 +70,11 @@ def by_hand(me: Rank) -> None:
     nn.functional.mse_loss(alone(x), y).backward()
     difference = (weight.grad - alone[0].weight.grad).abs().max() / alone[0].weight.grad.abs().max()
     assert difference < 1e-5
-    me.say(
-        f"  after the all-reduce it is {weight.grad.norm():.6f}, as one process finds for all samples (largest difference {difference:.0e})"
-    )
+    me.say(f"  after the all-reduce it is {weight.grad.norm():.6f}, as one process computes (largest difference {difference:.0e})")
 
 
 def speed(me: Rank) -> None:
-    """Samples a second in the device's type, and what the all-reduce of the gradients takes alone."""
+    """Samples a second in the device's type, and the time of the all-reduce of the gradients alone."""
     model = DistributedDataParallel(new_model(me.device))
     scaler = torch.amp.GradScaler(me.device.type, enabled=me.compute == torch.float16)  # small gradients would vanish in float16
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -107,9 +103,7 @@ def speed(me: Rank) -> None:
         torch.cuda.synchronize()
     alone = (time.perf_counter() - began) / 20
     me.say(f"  {me.ranks * SAMPLES / step:.0f} samples/s on {me.ranks} ranks: {1e3 * step:.1f} ms a step")
-    me.say(
-        f"  the all-reduce of {megabytes([gradients]):.1f} MB of gradients alone takes {1e3 * alone:.1f} ms; DDP hides what it can of it"
-    )
+    me.say(f"  the all-reduce of {megabytes([gradients]):.1f} MB of gradients alone takes {1e3 * alone:.1f} ms; DDP hides part of it")
 
 
 def lesson(me: Rank) -> None:
@@ -117,7 +111,7 @@ def lesson(me: Rank) -> None:
     by_hand(me)
     me.say("2. DistributedDataParallel does the same behind backward()")
     whole = train(DistributedDataParallel(new_model(me.device)), me)
-    me.say("3. FSDP2: the same losses, and each rank keeps its part of the weights only")
+    me.say("3. FSDP2: the same losses, but each rank keeps only its part of the weights")
     model = new_model(me.device)
     mesh = init_device_mesh(me.device.type, (me.ranks,))
     for layer in (model[0], model[2]):

@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""Lesson 2, model parallelism: a model that no rank could hold, divided inside its layers and between them. The text is model_parallel.md.
+"""Lesson 2, model parallelism: a model that is divided inside its layers and between them. The text is model_parallel.md.
 
 python -m trainer.labs.model_parallel           two processes on this machine
 torchrun --nproc-per-node gpu -m trainer.labs.model_parallel
 """
-
-from __future__ import annotations
 
 import torch
 import torch.distributed as dist
@@ -23,7 +21,7 @@ WIDTH, SAMPLES, LAYERS, MICRO_BATCHES = 256, 32, 4, 4
 
 
 class Block(nn.Module):
-    """What a transformer's feed-forward layer does: wide, bent, narrow."""
+    """A transformer's feed-forward layer: widen, activate, narrow."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,7 +51,7 @@ def local_weights(model: nn.Module) -> int:
 
 
 def same(name: str, found: Tensor, expected: Tensor, me: Rank) -> None:
-    """Say that two results are the same up to rounding; stop the lesson where they are not."""
+    """Print that two results are the same up to rounding; stop the lesson if they are not."""
     difference = ((found - expected).abs().max() / expected.abs().max()).item()
     assert difference < 1e-4, f"{name}: {difference}"
     me.say(f"  {name}: {expected.norm().item():.4f} whole, {found.norm().item():.4f} divided (largest difference {difference:.0e})")
@@ -73,7 +71,7 @@ def tensor_by_hand(me: Rank) -> None:
 
 
 def tensor_by_torch(me: Rank) -> None:
-    """The same as a plan: torch divides the weights and puts the all-reduce where it belongs, in both directions."""
+    """The same by a plan: torch divides the weights and adds the all-reduce, in both directions."""
     x, y = batch(me.device)
     whole = new_model(me.device)
     mean_loss(whole(x), y).backward()
@@ -92,7 +90,7 @@ FORWARD = "0123456789ABCDEFGHIJKLMNOP"
 
 
 def timetable(stages: int, micro_batches: int) -> list[str]:
-    """1F1B as text, a column a time slot: 0, 1, … are forward passes, a, b, … the backward passes of the same micro-batches."""
+    """1F1B as text, one column for each time slot: 0, 1, … are forward passes and a, b, … the backward passes of the micro-batches."""
     rows, done_forward, done_backward = [""] * stages, [0] * stages, [0] * stages
     forward_at: dict[tuple[int, int], int] = {}
     backward_at: dict[tuple[int, int], int] = {}
@@ -118,7 +116,7 @@ def timetable(stages: int, micro_batches: int) -> list[str]:
 
 
 def pipeline(me: Rank) -> None:
-    """Blocks divided over stages; the batch goes through in micro-batches so that all stages have work."""
+    """The stages divide the blocks, and the batch passes through in micro-batches, so that all stages have work."""
     x, y = batch(me.device)
     whole = new_model(me.device)
     expected = mean_loss(whole(x), y)

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""`python -m trainer.labs.notebooks`: makes the lessons' notebooks of their texts and runs every cell; no Jupyter is needed for it."""
-
-from __future__ import annotations
+"""`python -m trainer.labs.notebooks`: makes notebooks of the lessons' texts and runs every cell, without Jupyter."""
 
 import contextlib
 import io
@@ -25,7 +23,7 @@ def cells(text: str) -> list[tuple[str, str]]:
 
 
 def execute(text: str) -> dict[str, Any]:
-    """The text as an executed notebook (nbformat 4.5); raises what a cell raises."""
+    """The text as an executed notebook (nbformat 4.5); raises the error of a cell that fails."""
     namespace: dict[str, Any] = {"__name__": "__main__"}
     made: list[dict[str, Any]] = []
     count = 0

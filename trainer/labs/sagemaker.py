@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""A lesson as a SageMaker training job: shows the request, and sends it when asked to. Needs boto3 only for sending.
+"""A lesson as a SageMaker training job: shows the request, and sends it with --send, which needs boto3.
 
 python -m trainer.labs.sagemaker data_parallel --image IMAGE --role ROLE --bucket BUCKET [--send]
 """
-
-from __future__ import annotations
 
 import argparse
 import io
@@ -17,10 +15,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer.config import POSITIVE, LocalError, Parser, UsageError, nearest
-from trainer.estimate import DEVICES
+from trainer.cli import POSITIVE, LocalError, Parser, UsageError, nearest
+from trainer.devices import DEVICES
+from trainer.labs.notebooks import LESSONS
+from trainer.launch import answer
 
-LESSONS = ("data_parallel", "model_parallel")
 TRAINER = Path(__file__).parents[1]
 PREFIX = "muster-labs"
 CODE = "/opt/ml/input/data/code"
@@ -37,7 +36,7 @@ def request(
     count: int = 1,
     minutes: int = 20,
 ) -> dict[str, Any]:
-    """What CreateTrainingJob is asked. The trainer's files are an input channel; each host starts one rank a GPU."""
+    """The request for CreateTrainingJob. The trainer's files are an input channel; each host starts one rank a GPU."""
     gpus = DEVICES["types"].get(instance_type.removeprefix("ml."), {}).get("devices", 1)
     hosts = "import json; c = json.load(open('/opt/ml/input/config/resourceconfig.json')); h = sorted(c['hosts'])"
     where = f'{hosts}; print(len(h), h.index(c["current_host"]), h[0])'
@@ -78,8 +77,9 @@ def package() -> bytes:
     """The trainer without its tests as a tar.gz."""
     content = io.BytesIO()
     with tarfile.open(fileobj=content, mode="w:gz") as archive:
-        for path in sorted([*TRAINER.glob("*.py"), *TRAINER.glob("labs/*.py"), TRAINER / "devices.json"]):
-            archive.add(path, arcname=f"trainer/{path.relative_to(TRAINER)}")
+        for path in sorted([*TRAINER.rglob("*.py"), TRAINER / "devices.json"]):
+            if TRAINER / "tests" not in path.parents:
+                archive.add(path, arcname=f"trainer/{path.relative_to(TRAINER)}")
     return content.getvalue()
 
 
@@ -90,8 +90,8 @@ def send(asked: dict[str, Any]) -> str:
         from botocore.exceptions import BotoCoreError, ClientError
     except ModuleNotFoundError:
         raise LocalError("boto3 is not installed: `pip install boto3`, or leave --send out") from None
-    place = asked["InputDataConfig"][0]["DataSource"]["S3DataSource"]["S3Uri"]
-    bucket, _, key = place.removeprefix("s3://").partition("/")
+    url = asked["InputDataConfig"][0]["DataSource"]["S3DataSource"]["S3Uri"]
+    bucket, _, key = url.removeprefix("s3://").partition("/")
     try:
         boto3.client("s3").put_object(Bucket=bucket, Key=f"{key}trainer.tar.gz", Body=package())
         return str(boto3.client("sagemaker").create_training_job(**asked)["TrainingJobArn"])
@@ -105,8 +105,8 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--image", required=True, help="training container with torch 2.11 or later")
     parser.add_argument("--role", required=True, help="ARN of the role that the job runs as")
     parser.add_argument("--bucket", required=True, help="S3 bucket for the code and the output")
-    parser.add_argument("--instance_type", default="ml.g4dn.12xlarge", help="what to run on")
-    parser.add_argument("--instance_count", type=POSITIVE, default=1, help="how many")
+    parser.add_argument("--instance_type", default="ml.g4dn.12xlarge", help="instance type")
+    parser.add_argument("--instance_count", type=POSITIVE, default=1, help="number of instances")
     parser.add_argument("--send", action="store_true", help="create the job, which costs money, instead of showing it")
     asked: argparse.Namespace = parser.parse(argv)
     kind = asked.instance_type.removeprefix("ml.")
@@ -128,6 +128,4 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    from trainer.__main__ import answer
-
     sys.exit(answer(main, sys.argv[1:]))

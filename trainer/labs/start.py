@@ -1,27 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""Starts a lesson: as the rank that a launcher made this process (torchrun, srun, SageMaker), else as a few processes on this machine."""
-
-from __future__ import annotations
+"""Starts a lesson: as one rank under a launcher (torchrun, srun, SageMaker), else as two processes on this machine."""
 
 import importlib
 import multiprocessing
 import os
-import socket
 from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
 
 from trainer.config import TrainConfig
-from trainer.launch import join, leave, read_ranks
-from trainer.parallel import COMPUTE, precision_of
+from trainer.launch import free_port, join, leave, read_ranks
+from trainer.parallel.precision import COMPUTE, precision_of
 
 RANKS = 2
 
 
 class Rank:
-    """This process among the others. `compute` is the type for products: a GPU without bfloat16 (T4, V100) gets float16."""
+    """This process among the others. `compute` is the type of the products: float16 on a GPU without bfloat16 (T4, V100)."""
 
     def __init__(self) -> None:
         ranks = read_ranks(os.environ)
@@ -38,7 +35,7 @@ class Rank:
             print(text, flush=True)
 
     def say_each(self, text: str) -> None:
-        """Print what every rank has to say, in their order."""
+        """Print the text of every rank, in their order."""
         texts: list[str | None] = [None] * self.ranks
         dist.all_gather_object(texts, text)
         for rank, line in enumerate(texts):
@@ -69,13 +66,11 @@ def start(lesson: Callable[[Rank], None], module: str) -> int:
         dist.barrier()
         return 0
     if torch.cuda.device_count() == 1:
-        print("one GPU is one rank; with CUDA_VISIBLE_DEVICES= two ranks run on the CPU", flush=True)
+        print("one GPU is one rank; set CUDA_VISIBLE_DEVICES= to run two ranks on the CPU", flush=True)
         lesson(Rank())
         return 0
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    # The processes are copies of one that has imported torch once.
+    port = free_port()
+    # fork, so that torch is imported only once.
     context = multiprocessing.get_context("fork")
     processes = [context.Process(target=_child, args=(module, number, port)) for number in range(RANKS)]
     for process in processes:

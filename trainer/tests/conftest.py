@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""What several test files use: a small data set, and a whole run over it."""
-
-from __future__ import annotations
+"""Fixtures of several test files: a small data set, and a whole run over it."""
 
 import os
 import shutil
@@ -11,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer import data
+from trainer.data.tokens import prepare
 from trainer.tests.hub import Hub
 from trainer.tests.runs import train
 
@@ -35,7 +33,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 @pytest.fixture(scope="session")
 def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("data")
-    data.prepare(folder, 100_000, 1, 256)
+    prepare(folder, 100_000, 1, 256)
     return folder
 
 

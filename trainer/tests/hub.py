@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""A small Hugging Face hub on loopback: what the real libraries ask for when they stream a set or fetch a tokenizer."""
-
-from __future__ import annotations
+"""A small Hugging Face hub on loopback, with the answers that the real libraries need to stream a set or fetch a tokenizer."""
 
 import gzip
 import hashlib
@@ -19,7 +17,7 @@ TOKEN = "hf_a-token-that-must-not-be-seen"  # of the sets below gated/
 
 
 class Hub(ThreadingHTTPServer):
-    """Serves `folder`/datasets/OWNER/NAME and `folder`/models/OWNER/NAME. `requests` are the paths that were asked for."""
+    """Serves `folder`/datasets/OWNER/NAME and `folder`/models/OWNER/NAME. `requests` are the requested paths."""
 
     daemon_threads = True
 
@@ -60,7 +58,7 @@ class Answers(BaseHTTPRequestHandler):
         self.reply(status, json.dumps(content).encode(), Content_Type="application/json", **headers)
 
     def repository(self, kind: str, name: str) -> Path | None:
-        """The repository's folder; None when the answer was that it is gated or not there."""
+        """The repository's folder, or None after an answer that it is gated or does not exist."""
         folder = self.server.folder / kind / name
         if name.startswith("gated/") and self.headers.get("Authorization") != f"Bearer {TOKEN}":
             self.json({"error": "Access is restricted"}, 401, X_Error_Code="GatedRepo", X_Error_Message="Access is restricted")
@@ -142,5 +140,5 @@ def write_c4(folder: Path, files: int, documents: int) -> None:
 
 
 def text_of(file: int, index: int) -> str:
-    """The document, of which no two are alike, of some length."""
+    """A document; no two are equal, and their lengths differ."""
     return f"document {index} of file {file}: " + "lorem ipsum " * ((7 * index + file) % 23)

@@ -2,24 +2,23 @@
 # Copyright: the Muster developers
 """Runs the trainer's commands as several gloo ranks on this machine: one server imports torch, each rank is a fork of it."""
 
-from __future__ import annotations
-
 import importlib
 import multiprocessing
 import os
-import socket
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trainer.launch import free_port
+
 ROOT = Path(__file__).parents[2]
 NO_TORCH = "torch is not installed in this environment: `pip install ./trainer` brings it, then these tests run"
-PATIENCE = 600  # seconds; a rank that takes longer hangs, even on a machine that does much else
+PATIENCE = 600  # seconds; a rank that takes longer hangs, even on a busy machine
 
-# The server imports torch, which looks at the number of threads then: more threads than CPUs wait for each other by spinning.
-os.environ |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+# torch reads OMP_NUM_THREADS when the server imports it. With more threads than CPUs, they wait for each other by spinning.
+os.environ |= {"PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]), "OMP_NUM_THREADS": "1"}
 context = multiprocessing.get_context("forkserver")
 context.set_forkserver_preload(["trainer.train", "trainer.collectives", "torch._dynamo"])
 
@@ -31,8 +30,7 @@ def _rank(env: dict[str, str], output: str, where: str, argv: list[str]) -> None
     os.dup2(file, 2)
     sys.stdout = os.fdopen(1, "w", closefd=False)
     sys.stderr = os.fdopen(2, "w", closefd=False)
-    from trainer.__main__ import answer
-    from trainer.launch import leave
+    from trainer.launch import answer, leave
 
     module, name = where.split(":")
     leave(answer(getattr(importlib.import_module(module), name), argv))
@@ -60,9 +58,7 @@ class Job:
 
 def start(world_size: int, folder: Path, where: str, argv: list[str], **env: str) -> Job:
     """Start `where` (module:function) with `argv` on `world_size` ranks that find each other as under torchrun."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     folder.mkdir(parents=True, exist_ok=True)
     processes = []
     for rank in range(world_size):

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""Small training runs for tests, and what they wrote."""
-
-from __future__ import annotations
+"""Small training runs for tests, and their records."""
 
 import json
 import time
@@ -30,6 +28,13 @@ def records(folder: Path) -> list[dict]:
 def losses(folder: Path) -> dict[int, float]:
     """Loss by step; the last line of a step counts."""
     return {record["step"]: record["loss"] for record in records(folder) if "loss" in record}
+
+
+def complete(folder: Path) -> list[Path]:
+    """The complete checkpoints in `folder`, oldest first."""
+    from trainer.checkpoint.store import complete_steps, open_store
+
+    return [folder / f"step-{step}" for step in complete_steps(open_store(str(folder)))]
 
 
 def wait_for_step(folder: Path, step: int) -> None:

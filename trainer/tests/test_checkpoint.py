@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""Checkpoints on S3, without space, of others, and before the machines are taken away; and what is made of them."""
-
-from __future__ import annotations
+"""Checkpoints on S3, on a full disk, of other programs, and before the machines are taken away; export, prove-resume and bench."""
 
 import json
 import os
@@ -17,15 +15,18 @@ import pytest
 
 from trainer import __main__
 from trainer.tests.ranks import NO_TORCH, start
-from trainer.tests.runs import losses, records, train
+from trainer.tests.runs import complete, losses, records, train
 
 pytest.importorskip("torch", reason=NO_TORCH)
 
 import torch
 
 from trainer import export, hf, prove
-from trainer.checkpoint import Bucket, Folder, Ranged, Stage, complete, complete_steps, foreign
-from trainer.config import UsageError
+from trainer.checkpoint.folder import Folder
+from trainer.checkpoint.s3 import Bucket, Ranged
+from trainer.checkpoint.saver import Stage
+from trainer.checkpoint.store import complete_steps, foreign
+from trainer.cli import UsageError
 from trainer.launch import EXIT_STOPPED, StopFlag
 from trainer.models import Shape
 
@@ -112,7 +113,7 @@ def test_no_space_keeps_the_last_good_one(asynchronous: str, tmp_path: Path, tok
     job = train(2, tmp_path, tokens, 20, *more, where=f"{__name__}:limited")
     assert job.end() == [1, 1], job.output()
     said = job.output().splitlines()[-1]
-    # torch.save does not always hand on why it could not write.
+    # torch.save does not always report why it could not write.
     reasons = ("the limit of a file's size is reached", "a file could not be written whole")
     rest = f"{tmp_path}/step-5 is whole; make space or lower --keep_checkpoints"
     assert said in [f"trainer: a checkpoint could not be written to {tmp_path}, {reason}: {rest}" for reason in reasons]
@@ -129,7 +130,7 @@ def test_a_corrupt_checkpoint_is_one_sentence(tmp_path: Path, tokens: Path, undi
     assert job.end() == [2, 2], job.output()
     said = job.output().splitlines()[-1]
     assert said.startswith(f"trainer: {tmp_path}/step-5 cannot be read (")
-    assert said.endswith("): remove it, and the one before it is taken")
+    assert said.endswith("): remove it to resume from the one before it")
     assert job.output(1).strip() == ""
     with pytest.raises(UsageError, match=r"step-5 cannot be read \("):
         export.main(["--checkpoint_dir", str(tmp_path), "--out", str(tmp_path / "hf")])
@@ -149,13 +150,13 @@ def test_the_checkpoint_of_another_program_is_named(tmp_path: Path, tokens: Path
 def test_what_is_to_be_resumed_from_has_to_be_there(tmp_path: Path, tokens: Path) -> None:
     job = train(1, tmp_path, tokens, 2, "--resume_from_checkpoint", str(tmp_path / "old"))
     assert job.end() == [2]
-    assert "old has no complete checkpoint to resume from: look at --resume_from_checkpoint" in job.output()
+    assert "old has no complete checkpoint to resume from: correct --resume_from_checkpoint" in job.output()
     job = train(1, tmp_path, tokens, 2, "--resume_from_checkpoint", str(tmp_path))
     assert job.end() == [0], job.output()
 
 
 def ending(argv: Sequence[str]) -> int:
-    """train, on machines that are taken away 26 seconds from now, of which it keeps 20: a busy machine may need them for one save."""
+    """train, on machines that are taken away in 26 seconds, with a margin of 20: one save may take that long on a busy machine."""
     end = time.time() + 26
     StopFlag.MARGIN = 20.0
     os.environ["MUSTER_STOP_AT"] = str(end)
@@ -222,7 +223,7 @@ def test_an_exported_checkpoint_has_the_trained_weights(tmp_path: Path, undistur
     embedding = weights("model.embed_tokens.weight", torch.Size([shape.vocab_size, shape.hidden_width]))
     assert embedding.dtype == torch.float32
     assert 0.01 < embedding.std() < 0.1
-    count = sum(torch.Size(size).numel() for _, _, size, _ in hf.Tensors(tmp_path / "hf").places.values())
+    count = sum(torch.Size(size).numel() for _, _, size, _ in hf.Tensors(tmp_path / "hf").parts.values())
     assert count == shape.parameters()
     with pytest.raises(UsageError, match="holds a model already"):
         export.main(argv)

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""Collectives on 2 and 4 gloo ranks: right results are found right, wrong ones wrong."""
-
-from __future__ import annotations
+"""Collectives on 2 and 4 gloo ranks: the check passes right results and counts wrong ones."""
 
 import re
 import subprocess
@@ -19,7 +17,7 @@ pytest.importorskip("torch", reason=NO_TORCH)
 import torch
 
 from trainer import collectives
-from trainer.config import UsageError
+from trainer.cli import UsageError
 from trainer.perf_table import COLLECTIVES
 
 ALL = ",".join(COLLECTIVES)

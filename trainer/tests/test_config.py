@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""Command lines: what is refused, and with which sentence; the table of flags in the README."""
+"""Command lines: the sentences for wrong flags, and the table of flags in the README."""
 
-from __future__ import annotations
-
+import json
 from pathlib import Path
 
 import pytest
 
 from trainer import __main__
-from trainer.config import UsageError, flags_table, read_train, train_parser
+from trainer.cli import Parser, UsageError
+from trainer.config import read_train, train_parser
+from trainer.estimate import command
+from trainer.launch import answer
 from trainer.models import ROPE_THETA, Shape, shape_of
 
 README = Path(__file__).parents[1] / "README.md"
@@ -46,7 +48,7 @@ def test_an_unknown_command_names_the_nearest() -> None:
 
 
 def test_expected_failures_end_with_their_code_and_no_traceback(capsys: pytest.CaptureFixture[str]) -> None:
-    assert __main__.answer(__main__.main, ["prepare-data"]) == 2
+    assert answer(__main__.main, ["prepare-data"]) == 2
     assert capsys.readouterr().err == "trainer: the following arguments are required: --out (--help lists all flags)\n"
 
 
@@ -70,9 +72,32 @@ def test_a_given_shape_flag_beats_the_preset() -> None:
 
 @pytest.mark.parametrize(("part", "sentence"), [({"num_heads": 5}, "hidden_width 192"), ({"num_key_value_heads": 4}, "num_heads 6")])
 def test_parts_of_a_shape_that_do_not_fit(part: dict[str, int | None], sentence: str) -> None:
-    with pytest.raises(ValueError, match=sentence):
+    with pytest.raises(UsageError, match=sentence):
         shape_of("tiny", "llama_v3", part)
 
 
 def test_the_readme_has_the_parsers_flags() -> None:
-    assert flags_table(train_parser()) in README.read_text(), "README.md: put in the output of trainer.config.flags_table(train_parser())"
+    assert train_parser().flags_table() in README.read_text(), "README.md: insert the output of trainer.config.train_parser().flags_table()"
+
+
+RECORDED = json.loads(Path(__file__).with_name("flags.json").read_text())
+
+
+@pytest.mark.parametrize(("command", "parser"), [("train", train_parser()), ("estimate", command.parser())])
+def test_no_flag_is_lost_or_changed(command: str, parser: Parser) -> None:
+    """flags.json holds the names, default and choices of each flag; people's job scripts rely on them."""
+    found = {
+        action.dest: {
+            "names": action.option_strings,
+            "default": action.default,
+            "choices": list(action.choices) if action.choices else None,
+        }
+        for action in parser._actions
+        if action.dest != "help"
+    }
+    assert found == RECORDED[command]
+
+
+def test_the_flags_of_train_are_in_six_groups() -> None:
+    groups = [group.title for group in train_parser()._action_groups if group.title not in ("positional arguments", "options")]
+    assert groups == ["Model", "Data", "Layout", "Optimiser", "Checkpoint", "Output"]

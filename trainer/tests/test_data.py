@@ -2,20 +2,18 @@
 # Copyright: the Muster developers
 """The data set: the same bytes for the same seed, nothing overwritten, every window once per pass."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
 import pytest
 
-from trainer import data
-from trainer.config import LocalError, UsageError
+from trainer.cli import LocalError, UsageError
+from trainer.data import tokens
 
 
 def test_the_same_seed_gives_the_same_bytes(tmp_path: Path) -> None:
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
-        assert data.prepare(tmp_path / name, 5000, seed, 256)
+        assert tokens.prepare(tmp_path / name, 5000, seed, 256)
     a, b, c = ((tmp_path / name / "tokens.bin").read_bytes() for name in "abc")
     assert a == b != c
     # The data of a published run must be the same next year.
@@ -25,9 +23,9 @@ def test_the_same_seed_gives_the_same_bytes(tmp_path: Path) -> None:
 
 def test_a_second_run_says_that_it_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["--out", str(tmp_path / "d"), "--tokens", "1000", "--seed", "3"]
-    data.main(argv)
+    tokens.main(argv)
     written = (tmp_path / "d" / "tokens.bin").stat().st_mtime_ns
-    data.main(argv)
+    tokens.main(argv)
     assert capsys.readouterr().out.splitlines() == [
         f"{tmp_path}/d: 1000 tokens written",
         f"{tmp_path}/d: 1000 tokens are already there",
@@ -36,32 +34,32 @@ def test_a_second_run_says_that_it_is_there(tmp_path: Path, capsys: pytest.Captu
 
 
 def test_damaged_tokens_are_written_again(tmp_path: Path) -> None:
-    data.prepare(tmp_path, 1000, 3, 256)
+    tokens.prepare(tmp_path, 1000, 3, 256)
     content = (tmp_path / "tokens.bin").read_bytes()
     (tmp_path / "tokens.bin").write_bytes(b"\0\0" + content[2:])
-    assert data.prepare(tmp_path, 1000, 3, 256)
+    assert tokens.prepare(tmp_path, 1000, 3, 256)
     assert (tmp_path / "tokens.bin").read_bytes() == content
 
 
 def test_another_data_set_is_not_overwritten(tmp_path: Path) -> None:
-    data.prepare(tmp_path, 1000, 3, 256)
+    tokens.prepare(tmp_path, 1000, 3, 256)
     with pytest.raises(UsageError, match="holds another data set"):
-        data.prepare(tmp_path, 1000, 4, 256)
+        tokens.prepare(tmp_path, 1000, 4, 256)
 
 
 def test_a_cut_or_missing_data_set_is_named(tmp_path: Path) -> None:
     with pytest.raises(LocalError, match="holds no data set"):
-        data.read_index(tmp_path)
-    data.prepare(tmp_path, 1000, 3, 256)
+        tokens.read_index(tmp_path)
+    tokens.prepare(tmp_path, 1000, 3, 256)
     (tmp_path / "tokens.bin").write_bytes(b"\0" * 100)
     with pytest.raises(LocalError, match="damaged"):
-        data.read_index(tmp_path)
+        tokens.read_index(tmp_path)
 
 
 @pytest.mark.parametrize("windows", [1, 2, 3, 17, 64, 1000])
 def test_each_pass_reads_every_window_once(windows: int) -> None:
-    passes = [[data.window_of(7, sample, windows) for sample in range(turn * windows, (turn + 1) * windows)] for turn in range(2)]
+    passes = [[tokens.window_of(7, sample, windows) for sample in range(turn * windows, (turn + 1) * windows)] for turn in range(2)]
     assert all(sorted(order) == list(range(windows)) for order in passes)
     if windows >= 17:
         assert passes[0] != passes[1] != sorted(passes[1])
-        assert passes[0] != [data.window_of(8, sample, windows) for sample in range(windows)]
+        assert passes[0] != [tokens.window_of(8, sample, windows) for sample in range(windows)]

@@ -2,8 +2,6 @@
 # Copyright: the Muster developers
 """The estimate: published figures, a published case by its shape, what it refuses, and real memory (with torch)."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import subprocess
@@ -12,10 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from trainer import estimate
-from trainer.__main__ import answer
+from trainer.cli import UsageError
 from trainer.config import read_train
-from trainer.estimate import GIB, Plan, advice, best, machine_of, memory
+from trainer.devices import GIB, machine_of
+from trainer.estimate.command import main as estimate
+from trainer.estimate.memory import Plan, advice, memory, plan_of
+from trainer.estimate.search import best
+from trainer.launch import answer
 from trainer.layout import Layout
 from trainer.models import PRESETS
 from trainer.tests.ranks import NO_TORCH
@@ -27,7 +28,7 @@ GPT_3 += ["--intermediate_size", "32768", "--vocab_size", "50304"]
 
 
 def ask(capsys: pytest.CaptureFixture[str], *argv: str) -> dict:
-    estimate.main([*argv, "--json"])
+    estimate([*argv, "--json"])
     return json.loads(capsys.readouterr().out)
 
 
@@ -36,7 +37,7 @@ def test_175_billion_parameters_on_p4d_reach_what_was_published(nodes: int, caps
     found = ask(capsys, *GPT_3, "--max_context_width", "2048", "--instance_type", "ml.p4d.24xlarge", "--nodes", str(nodes))
     assert 174e9 < found["parameters"] < 176e9
     assert found["fits"]
-    # 32 samples/s of 2048 tokens were published for 120 of them. More than 60 % of the peak nobody has reached at this size.
+    # 32 samples/s of 2048 tokens were published for 120 of them. Nobody has reached more than 60 % of the peak at this size.
     assert found["samples_per_s"] >= 32 and found["mfu"] < 0.6
     assert found["ranks"] == 8 * nodes and "TP 8" in found["layout"] and "--tensor_parallel_degree 8" in found["flags"]
 
@@ -81,18 +82,18 @@ def test_what_fits(model: str, kind: str, nodes: int, fits: bool) -> None:
 @pytest.mark.parametrize(("model", "kind", "nodes"), [("llama-3.1-70b", "p5.48xlarge", 16), ("llama-2-70b", "p4d.24xlarge", 60)])
 def test_train_takes_the_flags_that_are_printed(model: str, kind: str, nodes: int) -> None:
     pytest.importorskip("torch", reason=NO_TORCH)
-    from trainer.parallel import layout_of
+    from trainer.layout import layout_of
 
     found = best(PRESETS[model], machine_of(kind), nodes, {})
     config = read_train(["--model", model, "--dataset_path", "x", *found.plan.flags().split()])
     assert layout_of(config, PRESETS[model], found.plan.layout.world_size) == found.plan.layout
-    assert estimate.plan_of(config, found.plan.layout) == found.plan
+    assert plan_of(config, found.plan.layout) == found.plan
 
 
 def test_the_page_shows_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     page = (ROOT / "docs/trainer.md").read_text()
-    estimate.main(["--model", "llama-3.1-70b", "--instance_type", "p5.48xlarge", "--nodes", "16", "--tokens", "15e9"])
-    estimate.main([*GPT_3, "--max_context_width", "2048", "--instance_type", "p4d.24xlarge", "--nodes", "120"])
+    estimate(["--model", "llama-3.1-70b", "--instance_type", "p5.48xlarge", "--nodes", "16", "--tokens", "15e9"])
+    estimate([*GPT_3, "--max_context_width", "2048", "--instance_type", "p4d.24xlarge", "--nodes", "120"])
     for line in capsys.readouterr().out.splitlines():
         assert line in page
 
@@ -100,7 +101,7 @@ def test_the_page_shows_what_is_printed(capsys: pytest.CaptureFixture[str]) -> N
 def test_the_state_is_16_bytes_a_parameter() -> None:
     need = memory(PRESETS["llama-3.1-8b"], Plan(Layout(shard=8), recompute="full"), "bf16")
     assert need.state == pytest.approx(16 * 8_030_261_248 / 8, rel=1e-3)
-    # At the end embedding and head are whole: weights and gradients in bf16, and the gradients in float32 on their way.
+    # At the end embedding and head are whole: weights and gradients in bf16, and a float32 copy of the gradients for the reduction.
     assert need.gathered == pytest.approx((2 + 2 + 4) * 2 * 128_256 * 4096, rel=1e-3)
 
 
@@ -110,15 +111,15 @@ def test_hours_and_money(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     found = ask(capsys, *argv, "--prices", str(tmp_path / "prices.json"))
     assert found["hours"] == pytest.approx(15e9 / found["tokens_per_s"] / 3600)
     assert found["dollars"] == pytest.approx(found["hours"] * 4 * 50)
-    assert estimate.main(argv) == 0
+    assert estimate(argv) == 0
     assert "15,000,000,000 tokens: " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("content", ["[1]", "{", '{"p5.48xlarge": "dear"}'])
 def test_a_price_file_that_is_none(content: str, tmp_path: Path) -> None:
     (tmp_path / "prices").write_text(content)
-    with pytest.raises(estimate.UsageError, match="is not JSON such as"):
-        estimate.main(["--instance_type", "p5.48xlarge", "--prices", str(tmp_path / "prices")])
+    with pytest.raises(UsageError, match="is not JSON such as"):
+        estimate(["--instance_type", "p5.48xlarge", "--prices", str(tmp_path / "prices")])
 
 
 @pytest.mark.parametrize(
@@ -136,18 +137,18 @@ def test_a_price_file_that_is_none(content: str, tmp_path: Path) -> None:
 def test_what_is_refused(argv: list[str], sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "prices").write_text('{"p4d.24xlarge": 3}')
     argv = [word.replace("{prices}", str(tmp_path / "prices")) for word in argv]
-    assert answer(estimate.main, argv) == 2
+    assert answer(estimate, argv) == 2
     assert capsys.readouterr().err.startswith(f"trainer: {sentence.replace('{prices}', str(tmp_path / 'prices'))}")
 
 
 def test_without_a_published_run_there_is_no_speed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert estimate.main(["--model", "llama-3.2-1b", "--instance_type", "ml.g4dn.12xlarge"]) == 0
+    assert estimate(["--model", "llama-3.2-1b", "--instance_type", "ml.g4dn.12xlarge"]) == 0
     said = capsys.readouterr().out
     assert ", fp16\n" in said and "Speed: n/a" in said
 
 
 def test_what_does_not_fit_is_an_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
-    assert estimate.main(["--model", "llama-3.1-70b", "--instance_type", "p5.48xlarge"]) == 1
+    assert estimate(["--model", "llama-3.1-70b", "--instance_type", "p5.48xlarge"]) == 1
     assert "does not fit: take more nodes or another instance type" in capsys.readouterr().out
 
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""The labs: every cell of the notebooks runs, and the SageMaker form starts what it should."""
-
-from __future__ import annotations
+"""The labs: every cell of the notebooks runs, and the SageMaker job starts the right command."""
 
 import io
 import json
@@ -14,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from trainer.__main__ import answer
 from trainer.labs import sagemaker
 from trainer.labs.notebooks import LABS, LESSONS, cells, execute
+from trainer.launch import answer
 from trainer.tests.ranks import NO_TORCH
 
 
@@ -77,7 +75,7 @@ def test_the_sagemaker_job_starts_one_rank_a_gpu(tmp_path: Path) -> None:
     config.write_text(json.dumps({"current_host": "algo-2", "hosts": ["algo-2", "algo-1"]}))
     (tmp_path / "torchrun").write_text('#!/bin/sh\necho "$@"; ls trainer/labs/data_parallel.py\n')
     (tmp_path / "torchrun").chmod(0o755)
-    # The container's own command, with its places below tmp_path.
+    # The container's own command, with its paths below tmp_path.
     command = (
         job["AlgorithmSpecification"]["ContainerArguments"][0].replace(sagemaker.CODE, str(code)).replace("/tmp/lab", str(tmp_path / "lab"))
     )

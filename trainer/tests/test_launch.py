@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""Who a process is under torchrun, under Slurm and alone."""
-
-from __future__ import annotations
+"""The rank of a process under torchrun, under Slurm and alone."""
 
 import time
 
 import pytest
 
-from trainer.config import UsageError
+from trainer.cli import UsageError
 from trainer.launch import Ranks, StopFlag, fan_out, first_host, processes_per_host, read_ranks, read_stop_at
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "a", "MASTER_PORT": "29500"}

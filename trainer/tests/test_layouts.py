@@ -5,8 +5,6 @@
 The ranks of one world size start once and run all its layouts, one after the other.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterator, Sequence
@@ -25,9 +23,10 @@ import torch.distributed as dist
 from trainer import optim
 from trainer.config import TrainConfig
 from trainer.launch import join, read_ranks
+from trainer.layout import layout_of
 from trainer.llama import Block
 from trainer.models import shape_of
-from trainer.parallel import build, layout_of
+from trainer.parallel.build import build
 
 STEPS = 20
 SAMPLES = 8  # in a step, over all ranks
@@ -38,7 +37,7 @@ TP, PP, CP, EP = (f"{name}_parallel_degree" for name in ("tensor", "pipeline", "
 ACCUMULATE, HYBRID = "gradient_accumulation_steps", {"sharding_strategy": "hybrid", "hybrid_shard_degree": 2}
 INTERLEAVED = {"pipeline_schedule": "interleaved", "num_layers": 4}
 
-# World size: the layouts that run there, each a model and what differs from the defaults. Two blocks, but for those that need four.
+# World size → its layouts, each a model and the flags that differ from the defaults. Two blocks, unless the layout needs four.
 LAYOUTS: dict[int, dict[str, tuple[str, dict[str, Any]]]] = {
     1: {
         "accumulated": (DENSE, {ACCUMULATE: 4}),
@@ -71,7 +70,7 @@ LAYOUTS: dict[int, dict[str, tuple[str, dict[str, Any]]]] = {
         "EP 2 x CP 2": (SPARSE, {EP: 2, CP: 2}),
     },
 }
-# To be quick: of four ranks only these run in float32 as well, and what is compiled does not.
+# To save time, only these layouts of four ranks also run in float32, and no compiled one does.
 SINGLE = ("HSDP 2 x 2", "FSDP 2 x TP 2", "FSDP 2 x EP 2")
 CASES = [
     (name, precision)
@@ -88,7 +87,7 @@ def reference(model: str, more: dict[str, Any]) -> str:
 
 
 def trajectory(model: str, more: dict[str, Any], precision: str) -> tuple[list[float], list[float]]:
-    """Losses and gradient norms of 20 steps with this layout, on the ranks that there are."""
+    """Losses and gradient norms of 20 steps with this layout, on all ranks of the job."""
     more = {"num_layers": 2, **more}
     shape = shape_of(model, None, {"max_context_width": CONTEXT, "num_layers": more["num_layers"]})
     config = TrainConfig(model=model, precision=precision, lr=1e-3, max_steps=STEPS, initializer_range=0.1, **more)
@@ -112,7 +111,7 @@ def trajectory(model: str, more: dict[str, Any], precision: str) -> tuple[list[f
 def run(argv: Sequence[str]) -> int:
     """Run the named layouts, JSON of name: (model, flags, precisions); rank 0 prints each one's trajectory."""
     ranks = read_ranks(os.environ)
-    # All of compilation but the generated code, which costs half a minute a block.
+    # Compile without generating code, which takes half a minute a block.
     Block.compile = lambda self, **options: torch.nn.Module.compile(self, backend="aot_eager", **options)  # type: ignore[method-assign]
     join(ranks, "gloo", PATIENCE)
     for name, (model, more, precisions) in json.loads(argv[0]).items():

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""The log line, whose form never changes, and the JSON lines."""
-
-from __future__ import annotations
+"""The log line, whose format never changes, and the JSON lines."""
 
 import json
 import re
@@ -12,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from trainer.config import UsageError
-from trainer.metrics import LINE, JsonLines, Ledger, Utilisation, batch_line, device_of, logger, open_tracker
+from trainer.cli import UsageError
+from trainer.devices import device_of
+from trainer.metrics import LINE, JsonLines, Ledger, Utilisation, batch_line, logger, open_tracker
 
 # Spelled out here a second time on purpose: this is the contract, LINE is an implementation of it.
 CONTRACT = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d I \[train\.py:\d+\] Batch 7 Loss: 2\.50000, Speed: 12\.34 samples/sec, lr: 0\.000300"
@@ -72,7 +71,7 @@ def test_the_ledger_counts_lost_steps_and_gaps_over_all_starts() -> None:
     first.add("step", 60)
     first.add("data", 10)
     text = first.text(12)
-    # Killed after step 12, goes on from step 10: a sixth of the 60 s was for nothing.
+    # Killed after step 12, resumed from step 10: a sixth of the 60 s was lost.
     second = Ledger(text, 10, lambda: next(clock))
     second.add("step", 80)
     second.text(20)

@@ -1,19 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""The published models: exact counts, twins, what is refused; then layouts as numbers and schedules, all without other ranks."""
-
-from __future__ import annotations
+"""The published models: exact counts, twins, errors. Layouts and schedules, without other ranks."""
 
 from typing import Any
 
 import pytest
 
-from trainer.config import UsageError, read_train
+from trainer.cli import UsageError
+from trainer.config import LayoutFlags, read_train
 from trainer.layout import Layout, resolve
 from trainer.models import PRESETS, PUBLISHED, shape_of
 from trainer.tests.ranks import NO_TORCH
 
-# Of the published checkpoints.
+TP, PP, CP, EP = (f"{name}_parallel_degree" for name in ("tensor", "pipeline", "context", "expert"))
+ACCUMULATE = "gradient_accumulation_steps"
+
+# Parameters of the published checkpoints.
 COUNTS = {
     "llama-2-7b": 6_738_415_616,
     "llama-2-13b": 13_015_864_320,
@@ -48,7 +50,7 @@ def test_a_twin_is_the_same_kind_of_model(name: str) -> None:
 
 
 def test_a_sample_longer_than_the_model_is_made_for() -> None:
-    with pytest.raises(ValueError, match="--max_context_width 8192 is above the 4096 tokens that the model is made for: lower it"):
+    with pytest.raises(UsageError, match="--max_context_width 8192 is above the 4096 tokens that the model is made for: lower it"):
         shape_of("llama-2-7b", None, {"max_context_width": 8192})
     assert shape_of("llama-3.1-8b", None, {"max_context_width": 131_072}).max_context_width == 131_072
 
@@ -72,43 +74,54 @@ def test_activation_checkpointing_takes_the_reference_trainers_numbers() -> None
 @pytest.mark.parametrize(
     ("model", "ranks", "asked", "sentence"),
     [
-        ("llama-3.1-8b", 6, {"tensor": 4}, "6 ranks cannot be divided by 4 (--tensor_parallel_degree 4 x"),
-        ("llama-3.1-8b", 16, {"tensor": 16}, "num_key_value_heads 8 cannot be divided by --tensor_parallel_degree 16"),
-        ("llama-3.1-8b", 3, {"context": 3}, "half of max_context_width 4096 cannot be divided by --context_parallel_degree 3"),
-        ("llama-3.1-8b", 8, {"expert": 2}, "--expert_parallel_degree needs a model with experts"),
-        ("mixtral-8x7b", 6, {"expert": 3}, "num_experts 8 cannot be divided by --expert_parallel_degree 3"),
-        ("mixtral-8x7b", 2, {"expert": 4}, "the number of ranks that share the weights 2 cannot be divided by --expert_parallel_degree 4"),
-        ("mixtral-8x7b", 4, {"expert": 2, "tensor": 2}, "--expert_parallel_degree cannot be joined with --tensor_parallel_degree"),
+        ("llama-3.1-8b", 6, {TP: 4}, "6 ranks cannot be divided by 4 (--tensor_parallel_degree 4 x"),
+        ("llama-3.1-8b", 16, {TP: 16}, "num_key_value_heads 8 cannot be divided by --tensor_parallel_degree 16"),
+        ("llama-3.1-8b", 3, {CP: 3}, "half of max_context_width 4096 cannot be divided by --context_parallel_degree 3"),
+        ("llama-3.1-8b", 8, {EP: 2}, "--expert_parallel_degree needs a model with experts"),
+        ("mixtral-8x7b", 6, {EP: 3}, "num_experts 8 cannot be divided by --expert_parallel_degree 3"),
+        ("mixtral-8x7b", 2, {EP: 4}, "the number of ranks that share the weights 2 cannot be divided by --expert_parallel_degree 4"),
+        ("mixtral-8x7b", 4, {EP: 2, TP: 2}, "--expert_parallel_degree cannot be joined with --tensor_parallel_degree"),
         (
             "llama-3.2-1b",
             2,
-            {"pipeline": 2, "micro_batches": 2},
+            {PP: 2, ACCUMULATE: 2},
             "this model's head is its embedding, which cannot lie on two pipeline stages",
         ),
-        ("llama-3.1-8b", 64, {"pipeline": 64, "micro_batches": 64}, "num_layers 32 is below the 64 parts of the pipeline"),
-        ("llama-3.1-8b", 4, {"pipeline": 4}, "--gradient_accumulation_steps 1 is below --pipeline_parallel_degree 4"),
+        ("llama-3.1-8b", 64, {PP: 64, ACCUMULATE: 64}, "num_layers 32 is below the 64 parts of the pipeline"),
+        ("llama-3.1-8b", 4, {PP: 4}, "--gradient_accumulation_steps 1 is below --pipeline_parallel_degree 4"),
         (
             "llama-3.1-8b",
             4,
-            {"pipeline": 4, "schedule": "interleaved", "micro_batches": 6},
+            {PP: 4, "pipeline_schedule": "interleaved", ACCUMULATE: 6},
             "--gradient_accumulation_steps 6 cannot be divided",
         ),
-        ("llama-3.1-8b", 1, {"schedule": "interleaved"}, "--pipeline_schedule interleaved needs --pipeline_parallel_degree 2"),
-        ("llama-3.1-8b", 8, {"strategy": "hybrid"}, "--sharding_strategy hybrid does not know how many ranks a host has"),
-        ("llama-3.1-8b", 8, {"strategy": "hybrid", "hybrid": 3}, "the number of ranks that share the weights 8 cannot be divided"),
-        ("llama-3.1-8b", 8, {"hybrid": 4}, "--hybrid_shard_degree needs --sharding_strategy hybrid"),
-        ("llama-3.1-8b", 2, {"strategy": "ddp", "tensor": 2}, "--sharding_strategy ddp cannot be joined with tensor, pipeline or expert"),
+        ("llama-3.1-8b", 1, {"pipeline_schedule": "interleaved"}, "--pipeline_schedule interleaved needs --pipeline_parallel_degree 2"),
+        ("llama-3.1-8b", 8, {"sharding_strategy": "hybrid"}, "--sharding_strategy hybrid does not know how many ranks a host has"),
+        (
+            "llama-3.1-8b",
+            8,
+            {"sharding_strategy": "hybrid", "hybrid_shard_degree": 3},
+            "the number of ranks that share the weights 8 cannot be divided",
+        ),
+        ("llama-3.1-8b", 8, {"hybrid_shard_degree": 4}, "--hybrid_shard_degree needs --sharding_strategy hybrid"),
+        (
+            "llama-3.1-8b",
+            2,
+            {"sharding_strategy": "ddp", TP: 2},
+            "--sharding_strategy ddp cannot be joined with tensor, pipeline or expert",
+        ),
     ],
 )
 def test_a_layout_that_does_not_divide(model: str, ranks: int, asked: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(ValueError) as caught:
-        resolve(PUBLISHED[model], ranks, **asked)
+    with pytest.raises(UsageError) as caught:
+        resolve(PUBLISHED[model], ranks, LayoutFlags(**asked))
     assert str(caught.value).startswith(sentence)
     assert "\n" not in str(caught.value)
 
 
 def test_ranks_of_a_layout() -> None:
-    found = resolve(PUBLISHED["llama-3.1-70b"], 64, strategy="hybrid", hybrid=4, tensor=2, pipeline=2, context=2, micro_batches=4)
+    flags = LayoutFlags("hybrid", 4, **{TP: 2, PP: 2, CP: 2, ACCUMULATE: 4})  # type: ignore[arg-type]
+    found = resolve(PUBLISHED["llama-3.1-70b"], 64, flags)
     assert found == Layout(shard=4, replicate=4, tensor=2, pipeline=2, context=2)
     assert (found.world_size, found.data_ranks) == (64, 8)
     groups: dict[int, list[int]] = {}
@@ -126,9 +139,9 @@ def test_blocks_of_the_stages() -> None:
 
 @pytest.mark.parametrize(("ranks", "chunks", "micro_batches"), [(2, 1, 2), (4, 1, 7), (2, 2, 4), (4, 2, 8), (4, 3, 12), (3, 2, 3)])
 def test_a_schedule_waits_for_nothing_that_never_comes(ranks: int, chunks: int, micro_batches: int) -> None:
-    """Every rank does all its work; run together, no rank waits for ever; and 1F1B keeps no more micro-batches than stages are left."""
+    """Every rank does all its work, no rank waits for ever, and 1F1B keeps at most as many micro-batches as stages follow."""
     pytest.importorskip("torch", reason=NO_TORCH)
-    from trainer.pipeline import Action, schedule
+    from trainer.parallel.pipeline import Action, schedule
 
     plans = [list(schedule(rank, ranks, chunks, micro_batches)) for rank in range(ranks)]
     whole = {Action(forward, chunk, number) for forward in (True, False) for chunk in range(chunks) for number in range(micro_batches)}

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""What products are computed in, the scaled loss of fp16, float8, chunked cross entropy and masked labels; one rank each."""
-
-from __future__ import annotations
+"""Precision, the scaled loss of fp16, float8, chunked cross entropy and masked labels, each on one rank."""
 
 import signal
 from collections.abc import Iterator
@@ -21,14 +19,18 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch.distributed.fsdp import FSDPModule
 
-from trainer import fp8, loss, parallel
+from trainer import fp8, loss
+from trainer.cli import UsageError
 from trainer.comm import local
-from trainer.config import TrainConfig, UsageError
+from trainer.config import TrainConfig
 from trainer.launch import Ranks, StopFlag, join
-from trainer.layout import Layout
+from trainer.layout import Layout, layout_of
 from trainer.metrics import logger
 from trainer.models import shape_of
 from trainer.optim import adamw
+from trainer.parallel import build
+from trainer.parallel.engine import Engine
+from trainer.parallel.precision import precision_of
 from trainer.train import Run
 from trainer.watch import Watch
 
@@ -42,9 +44,9 @@ def alone() -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def engine(model: str = "llama-3.1-8b-tiny", **more: Any) -> parallel.Engine:
+def engine(model: str = "llama-3.1-8b-tiny", **more: Any) -> Engine:
     config = TrainConfig(**{"model": model, "train_batch_size": 4, "initializer_range": 0.1, **more})
-    return parallel.build(shape_of(model, None, {"max_context_width": 32}), config, torch.device("cpu"))
+    return build.build(shape_of(model, None, {"max_context_width": 32}), config, torch.device("cpu"))
 
 
 @pytest.mark.parametrize(
@@ -59,20 +61,20 @@ def test_what_a_gpu_computes_in(monkeypatch: pytest.MonkeyPatch, capability: tup
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Tesla T4")
     gpu = torch.device("cuda", 0)
-    assert parallel.precision_of(TrainConfig(), gpu) == (precision, remark)
-    assert parallel.precision_of(TrainConfig(bf16=0), gpu) == ("fp32", "")
+    assert precision_of(TrainConfig(), gpu) == (precision, remark)
+    assert precision_of(TrainConfig(bf16=0), gpu) == ("fp32", "")
     if capability < (8, 0):
         with pytest.raises(UsageError, match="Tesla T4 has no bf16: use --precision fp16 or leave it out"):
-            parallel.precision_of(TrainConfig(bf16=1), gpu)
+            precision_of(TrainConfig(bf16=1), gpu)
     if capability < (8, 9):
         with pytest.raises(UsageError, match=r"--precision float8 needs a GPU of compute capability 8\.9 or later"):
-            parallel.precision_of(TrainConfig(precision="float8"), gpu)
+            precision_of(TrainConfig(precision="float8"), gpu)
 
 
 def test_a_cpu_computes_in_float32_and_never_in_float8() -> None:
-    assert parallel.precision_of(TrainConfig(), torch.device("cpu")) == ("fp32", "")
+    assert precision_of(TrainConfig(), torch.device("cpu")) == ("fp32", "")
     with pytest.raises(UsageError, match="--precision float8 needs a GPU"):
-        parallel.precision_of(TrainConfig(precision="float8"), torch.device("cpu"))
+        precision_of(TrainConfig(precision="float8"), torch.device("cpu"))
 
 
 def test_one_rank_has_a_wrapper_only_for_its_casts(alone: None) -> None:
@@ -99,7 +101,7 @@ def test_an_overflow_in_fp16_skips_the_step_and_halves_the_scale(alone: None) ->
     assert half.scale.value == 2.0**39
     assert half.skipped == 1
     half.scale.value, half.scale.good = 1024.0, 1999
-    for parameter in half.parameters():
+    for parameter in half.model.parameters():
         parameter.grad = None
     half.forward_backward(SAMPLES)
     assert half.keeps(half.clip(1.0).item())
@@ -147,13 +149,13 @@ def test_float8_is_near_the_exact_product() -> None:
         torch.autograd.grad(ours, (x, weight), gradient), torch.autograd.grad(theirs, (x, weight), gradient), strict=True
     ):
         assert (one - other).norm() / other.norm() < 0.1
-    # Sizes that the tensor cores do not take are computed as before.
+    # Sizes that the tensor cores do not accept are not computed in float8.
     torch.testing.assert_close(fp8.float8_linear(x[:, :3], weight), F.linear(x[:, :3], weight))
 
 
 def test_float8_trains_as_bf16_does(alone: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the products that a CPU computes in place of the tensor cores'."""
-    monkeypatch.setattr(parallel, "precision_of", lambda config, _: (config.precision, ""))
+    """A CPU computes the products of the tensor cores."""
+    monkeypatch.setattr(build, "precision_of", lambda config, _: (config.precision, ""))
     losses = {}
     for precision in ("bf16", "float8"):
         one = engine(precision=precision, initializer_range=0.02, lr=3e-3)
@@ -183,15 +185,15 @@ def test_float8_is_for_the_linear_layers_of_a_block() -> None:
 def test_the_layout_of_a_host(monkeypatch: pytest.MonkeyPatch) -> None:
     shape = shape_of("llama-3.1-8b", None, {})
     config = TrainConfig(sharding_strategy="hybrid", tensor_parallel_degree=2)
-    assert parallel.layout_of(config, shape, 32, {"LOCAL_WORLD_SIZE": "8"}) == Layout(shard=4, replicate=4, tensor=2)
+    assert layout_of(config, shape, 32, {"LOCAL_WORLD_SIZE": "8"}) == Layout(shard=4, replicate=4, tensor=2)
     with pytest.raises(UsageError, match="give --hybrid_shard_degree"):
-        parallel.layout_of(config, shape, 32, {})
+        layout_of(config, shape, 32, {})
 
 
 @pytest.fixture
 def on_a_t4(alone: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Iterator[Run]:
-    """A run that was told that its device is a T4, and works on this CPU."""
-    monkeypatch.setattr(parallel, "precision_of", lambda *_: ("fp32", "Tesla T4 has no bf16, so fp32 is used"))
+    """A run on this CPU that takes its device for a T4."""
+    monkeypatch.setattr(build, "precision_of", lambda *_: ("fp32", "Tesla T4 has no bf16, so fp32 is used"))
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     logger().addHandler(caplog.handler)
     config = TrainConfig(model="tiny", dataset="synthetic", max_context_width=32, profile="2-3", profile_dir=str(tmp_path))
@@ -212,9 +214,9 @@ def test_nsight_gets_the_ranges_and_the_window(on_a_t4: Run, monkeypatch: pytest
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(torch.cuda.nvtx, "range_push", said.append)
     monkeypatch.setattr(torch.cuda.nvtx, "range_pop", lambda: said.append("end"))
-    on_a_t4.device = torch.device("cuda")
+    on_a_t4.observer.device = torch.device("cuda")
     for step in (1, 2, 3, 4):
-        on_a_t4.profile_window(step)
-        with on_a_t4.range(str(step)):
+        on_a_t4.observer.profile_window(step)
+        with on_a_t4.observer.range(str(step)):
             pass
     assert said == ["1", "end", "start", "2", "end", "3", "end", "stop", "4", "end"]

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""The table against lines that nccl-tests 2.19.7 and NVIDIA's tests on AWS printed (public reports), and the formulas."""
-
-from __future__ import annotations
+"""The table compared with lines that nccl-tests 2.19.7 and NVIDIA's tests on AWS printed (public reports), and the formulas."""
 
 import pytest
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""preflight on gloo ranks: ready, or every fault in a sentence of its own."""
-
-from __future__ import annotations
+"""preflight on gloo ranks: ready, or one sentence for every fault."""
 
 import os
 import socket
@@ -11,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from trainer import __main__, data
-from trainer.config import LocalError, TrainConfig, TrainerError, UsageError
+from trainer import __main__
+from trainer.cli import LocalError, TrainerError, UsageError
+from trainer.config import TrainConfig
+from trainer.data.tokens import prepare
 from trainer.layout import Layout
 from trainer.models import shape_of
 from trainer.tests.ranks import NO_TORCH, start
@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 
 from trainer import preflight
+from trainer.data.loader import Synthetic
 from trainer.preflight import compare_hosts, read_hosts, tell
 
 MAIN = "trainer.__main__:main"
@@ -31,7 +32,7 @@ MAIN = "trainer.__main__:main"
 @pytest.fixture(scope="module")
 def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("data")
-    data.prepare(folder, 20_000, 1, 256)
+    prepare(folder, 20_000, 1, 256)
     return folder
 
 
@@ -57,7 +58,7 @@ def test_every_fault_is_told(tmp_path: Path) -> None:
     assert list(faults) == ["hosts:", "memory:", "data:", "checkpoints:", "space:"]
     me = socket.gethostname()
     assert f"no rank runs on gpu-1 and ranks run on {me}, which --expected_hosts does not name" in faults["hosts:"]
-    assert "the model does not fit: estimated were" in faults["memory:"]
+    assert "the model does not fit: the estimate is" in faults["memory:"]
     assert f"{tmp_path}/none holds no data set" in faults["data:"]
     assert "cannot be written: Not a directory" in faults["checkpoints:"]
     assert "GiB free, " in faults["space:"] and "make room or lower --keep_checkpoints" in faults["space:"]
@@ -90,10 +91,10 @@ def test_ranks_that_differ(tmp_path: Path, tokens: Path) -> None:
 
 
 def test_a_token_that_the_model_does_not_have(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preflight, "open_source", lambda *_: data.Synthetic(2000, 32, 1))
+    monkeypatch.setattr(preflight, "open_source", lambda *_: Synthetic(2000, 32, 1))
     shape = shape_of("tiny", None, {"max_context_width": 32})
     with pytest.raises(LocalError, match=r"the data has the token 1\d\d\d, --vocab_size is 256: raise it, or use the model's tokenizer"):
-        preflight.look_at_data(TrainConfig(model="tiny", train_batch_size=8), shape, Layout(), 0)
+        preflight.check_data(TrainConfig(model="tiny", train_batch_size=8), shape, Layout(), 0)
 
 
 def test_a_layout_that_does_not_divide(tmp_path: Path, tokens: Path) -> None:
@@ -113,7 +114,7 @@ def test_hosts(tmp_path: Path) -> None:
     (tmp_path / "hosts").write_text("a\nb\n")
     assert read_hosts(str(tmp_path / "hosts")) == read_hosts("a, b") == {"a", "b"}
     assert compare_hosts({"a", "b"}, ["a", "a", "b", "b"]) == "2 x 2 ranks"
-    with pytest.raises(TrainerError, match="no rank runs on b: look at"):
+    with pytest.raises(TrainerError, match="no rank runs on b: check"):
         compare_hosts({"a", "b"}, ["a", "a"])
     with pytest.raises(TrainerError, match=r"different numbers of ranks \(a 2, b 1\): start as many on each"):
         compare_hosts(set(), ["a", "a", "b"])

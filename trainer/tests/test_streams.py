@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""Streamed text through the real `datasets`: every document once, the same order on any number of ranks, and exact places to go on from."""
-
-from __future__ import annotations
+"""Streamed text through the real `datasets`: every document once, the same order on any number of ranks, and exact restarts."""
 
 import json
 from pathlib import Path
@@ -10,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from trainer.config import LocalError, TrainConfig, UsageError
+from trainer.cli import LocalError, UsageError
+from trainer.config import TrainConfig
 from trainer.tests.conftest import HUB
 from trainer.tests.hub import TOKEN, Hub, text_of, write_c4
 from trainer.tests.ranks import NO_TORCH
@@ -21,9 +20,11 @@ pytest.importorskip("tokenizers", reason="datasets and tokenizers are not instal
 import numpy as np
 import torch
 
-from trainer import streams
-from trainer.data import Loader, open_source
-from trainer.streams import IGNORED, TOKENIZERS, Bytes, open_tokenizer, reader_of
+from trainer.data import streams
+from trainer.data.documents import reader_of
+from trainer.data.loader import Loader, open_source
+from trainer.data.tokenizer import TOKENIZERS, Bytes, open_tokenizer
+from trainer.loss import IGNORED
 
 FILES, DOCUMENTS, CONTEXT = 8, 90, 64
 
@@ -97,7 +98,7 @@ def test_the_order_does_not_depend_on_the_number_of_ranks(hub: Hub, ranks: int) 
 
 @pytest.mark.parametrize(("before", "after"), [(2, 2), (2, 4), (4, 1), (1, 8)])
 def test_a_restart_skips_and_repeats_nothing(hub: Hub, before: int, after: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Few at a time, so that a stream is in the midst of its file, and has been read further than what was taken.
+    # Few at a time, so that a stream stops inside its file, and has read further than the samples that were taken.
     monkeypatch.setattr(streams, "DOCUMENTS", 3)
     whole = read(1, 12)
     loaders = [Loader(open_source(config(), 256, CONTEXT), rank, before, 16 // before) for rank in range(before)]
@@ -188,7 +189,7 @@ def test_the_tokenizer_of_the_hub_ends_each_document_once(hub: Hub) -> None:
     ("settings", "vocab", "error", "sentence"),
     [
         ({"dataset": "some/nothing"}, 256, UsageError, "data set some/nothing is not on"),
-        ({"dataset": "some/numbers"}, 256, UsageError, "data set some/numbers has no text: its columns are a, b; wanted is text"),
+        ({"dataset": "some/numbers"}, 256, UsageError, "data set some/numbers has no text: its columns are a, b; use one with text"),
         ({"dataset": "gated/c4", "dataset_config_name": "en"}, 256, UsageError, "data set gated/c4 is gated"),
         (
             {"tokenizer": "gated/words"},
@@ -198,7 +199,7 @@ def test_the_tokenizer_of_the_hub_ends_each_document_once(hub: Hub) -> None:
         ),
         ({"tokenizer": "some/words"}, 256, UsageError, "tokenizer some/words has 300 tokens, the model 256: raise --vocab_size"),
         ({"tokenizer": None}, 77, UsageError, "no tokenizer is known for a vocabulary of 77: name one with --tokenizer"),
-        ({"tokenizer": "/nowhere/tokenizer.json"}, 300, LocalError, "/nowhere/tokenizer.json is not there"),
+        ({"tokenizer": "/nowhere/tokenizer.json"}, 300, LocalError, "/nowhere/tokenizer.json does not exist"),
         ({"dataset_config_name": "fr"}, 256, UsageError, "data set allenai/c4: BuilderConfig 'fr' not found"),
     ],
 )
@@ -210,7 +211,7 @@ def test_what_cannot_be_read_is_one_sentence(hub: Hub, settings: dict[str, Any],
 
 
 def test_a_folder_without_data_is_named(hub: Hub, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="holds no data set: neither tokens"):
+    with pytest.raises(UsageError, match="holds no data set: give a folder with tokens"):
         open_source(config(dataset_path=str(tmp_path)), 256, CONTEXT)
 
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""Training on gloo ranks: the same losses on any number of ranks, and after every way to be interrupted."""
-
-from __future__ import annotations
+"""Training on gloo ranks: the same losses on any number of ranks, and after every interruption."""
 
 import json
 import os
@@ -13,28 +11,28 @@ from pathlib import Path
 
 import pytest
 
-from trainer import data
+from trainer.data.tokens import Tokens, window_of
 from trainer.metrics import LINE
 from trainer.tests.ranks import NO_TORCH, PATIENCE, start
-from trainer.tests.runs import losses, records, train, wait_for_step
+from trainer.tests.runs import complete, losses, records, train, wait_for_step
 
 pytest.importorskip("torch", reason=NO_TORCH)
 
 import torch
 
-from trainer.checkpoint import complete
 from trainer.config import TrainConfig
+from trainer.data.loader import Loader
 from trainer.launch import EXIT_STOPPED, Ranks, join
 from trainer.llama import Llama
 from trainer.models import shape_of
 from trainer.optim import adamw, learning_rate
-from trainer.parallel import build
+from trainer.parallel.build import build
 
 
 def test_the_loss_falls_and_each_step_is_logged(undisturbed: Path) -> None:
     found = losses(undisturbed)
     assert list(found) == list(range(1, 21))
-    # The logarithm of 256 is what a model knows that has learned nothing.
+    # A model that has learned nothing has the loss log(256).
     assert found[1] == pytest.approx(5.545, abs=0.1)
     assert found[20] < 3.8
     matches = [match for line in (undisturbed / "output" / "rank-0.txt").read_text().splitlines() if (match := LINE.match(line))]
@@ -192,13 +190,13 @@ def test_the_parameter_count_is_that_of_the_model() -> None:
 
 
 def test_ranks_read_disjoint_samples_that_are_the_whole_step(tokens: Path) -> None:
-    source = data.Tokens(tokens, 128, 3)
+    source = Tokens(tokens, 128, 3)
     whole = source.samples(range(16, 24))
     assert whole.shape == (8, 129)
-    parts = [data.Loader(source, rank, 4, 2, first=16).next()[0] for rank in range(4)]
+    parts = [Loader(source, rank, 4, 2, first=16).next()[0] for rank in range(4)]
     assert torch.equal(torch.stack(parts, 1).flatten(0, 1), whole)
     assert len({tuple(sample) for sample in whole.tolist()}) == 8
-    first = data.window_of(3, 16, source.windows) * 128
+    first = window_of(3, 16, source.windows) * 128
     text = (tokens / "tokens.bin").read_bytes()[::2]
     assert bytes(whole[0].tolist()) == text[first : first + 129]
 

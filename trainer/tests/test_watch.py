@@ -2,8 +2,6 @@
 # Copyright: the Muster developers
 """Ranks that hang, die, run out of memory or are slow; validation, profile and trackers of a run; runs over streamed text."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os
@@ -18,15 +16,15 @@ import pytest
 from trainer import __main__
 from trainer.tests.hub import TOKEN, Hub, write_c4
 from trainer.tests.ranks import NO_TORCH, start
-from trainer.tests.runs import SMALL, losses, records, train, wait_for_step
+from trainer.tests.runs import SMALL, complete, losses, records, train, wait_for_step
 
 pytest.importorskip("torch", reason=NO_TORCH)
 
 import torch
 
-from trainer import data, watch
-from trainer.checkpoint import complete
-from trainer.parallel import Engine
+from trainer import watch
+from trainer.data.loader import Loader
+from trainer.parallel.engine import Engine
 from trainer.train import Run
 
 HOST = socket.gethostname()
@@ -34,14 +32,14 @@ HOST = socket.gethostname()
 
 def hanging(argv: Sequence[str]) -> int:
     """train, whose rank 1 never gets its third batch."""
-    read = data.Loader.next
+    read = Loader.next
 
-    def stuck(self: data.Loader) -> object:
+    def stuck(self: Loader) -> object:
         if self.rank == 1 and self.first >= 16:
             time.sleep(1000)
         return read(self)
 
-    data.Loader.next = stuck  # type: ignore[method-assign, assignment]
+    Loader.next = stuck  # type: ignore[method-assign, assignment]
     return __main__.main(argv)
 
 
@@ -59,7 +57,7 @@ def test_a_hang_ends_with_the_rank_that_the_others_wait_for(tmp_path: Path, toke
     assert recorded.get("entries"), "the flight recorder has nothing"
 
 
-@pytest.mark.parametrize("killed", [0, 1])  # 0 has the store, which the others can no longer ask who of them is to speak
+@pytest.mark.parametrize("killed", [0, 1])  # rank 0 has the store, which decides who prints the sentence
 def test_a_killed_rank_ends_the_others_with_one_sentence(killed: int, tmp_path: Path, tokens: Path) -> None:
     job = train(4, tmp_path, tokens, 100_000)
     wait_for_step(tmp_path, 3)
@@ -68,7 +66,7 @@ def test_a_killed_rank_ends_the_others_with_one_sentence(killed: int, tmp_path: 
     output = "".join(job.output(rank) for rank in range(4))
     (said,) = [line for line in output.splitlines() if line.startswith("trainer: ")]
     assert "because another rank ended or its network failed" in said
-    assert said.endswith("look at that rank's last line, then start the job again; it goes on from the newest checkpoint")
+    assert said.endswith("look at that rank's last line, then start the job again; it resumes from the newest checkpoint")
     assert "Traceback" not in output
 
 
@@ -126,14 +124,14 @@ def test_out_of_memory_says_what_to_change(tmp_path: Path, tokens: Path) -> None
 
 
 def starved(argv: Sequence[str]) -> int:
-    """train, whose loader gives it a batch that takes no memory itself, and whose first copy no address space can hold."""
-    data.Loader.next = lambda self: (torch.zeros(1, 129, dtype=torch.int64).expand(self.batch, 129), None)  # type: ignore[method-assign]
-    data.Loader._read = lambda self, first: None  # type: ignore[method-assign]
+    """train, with a batch that takes no memory itself but cannot be copied: no address space is large enough."""
+    Loader.next = lambda self: (torch.zeros(1, 129, dtype=torch.int64).expand(self.batch, 129), None)  # type: ignore[method-assign]
+    Loader._read = lambda self, first: None  # type: ignore[method-assign]
     return __main__.main(argv)
 
 
 def slow(argv: Sequence[str]) -> int:
-    """train, whose rank 2's matrix products take three times as long, and whose data is always there: this machine may be busy."""
+    """train, with matrix products that take three times as long on rank 2, and no wait for data, because this machine may be busy."""
     look = watch.Stragglers.look
     watch.Stragglers.probe = lambda self: 1e-3 * (3 if torch.distributed.get_rank() == 2 else 1)  # type: ignore[method-assign]
     watch.Stragglers.look = lambda self, waited: look(self, 0.0)  # type: ignore[method-assign]
@@ -172,7 +170,7 @@ def test_who_is_waited_for(told: dict[int, tuple[int, str, str]], named: str) ->
 
 
 def note(record: dict[str, float], step: int) -> None:
-    """A tracker of one's own."""
+    """A tracker of the user's own."""
     with Path(os.environ["NOTES"]).open("a") as file:
         file.write(f"{step} {'loss' in record} {'validation_loss' in record}\n")
 
@@ -215,7 +213,7 @@ def test_reading_a_step_late_changes_nothing(tmp_path: Path, tokens: Path, undis
 
 
 def poisoned(argv: Sequence[str]) -> int:
-    """train, whose rank 1 gets no number out of its second batch."""
+    """train, with a loss of nan for the second batch of rank 1."""
     step, count = Engine.forward_backward, itertools.count(1)
 
     def bad(self: Engine, *batch: torch.Tensor) -> torch.Tensor:

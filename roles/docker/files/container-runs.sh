@@ -1,5 +1,5 @@
 #!/bin/sh
-# Written by Muster (role docker). Makes an image of one program of this node, runs it without a network and removes it: no registry is asked.
+# Written by Muster (role docker). Makes an image from one program of this node, runs it without a network and removes it. It needs no registry.
 set -eu
 root=$(mktemp --directory)
 trap 'docker image rm --force muster-check:latest >/dev/null 2>&1; rm -rf "$root"' EXIT

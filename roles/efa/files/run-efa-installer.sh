@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Written by Muster (role efa). Unpacks the EFA installer and runs it: run-efa-installer.sh FOLDER LOG FLAG...
-# FOLDER has installer.tar.gz and, where the packages' signatures are to be checked, key.asc.
+# FOLDER has installer.tar.gz, and key.asc when the installer is to check the signatures of its packages.
 set -uo pipefail
 folder=$1 log=$2
 shift 2

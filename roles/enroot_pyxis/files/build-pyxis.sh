@@ -3,9 +3,9 @@
 # Runs in the unpacked source with PREFIX, IMAGE and JOBS in its environment.
 set -euo pipefail
 slurm=$1 include=$2
-# Slurm loads no plugin of another version, and would say so only to the first job.
+# Slurm refuses a plugin of another version, and reports it only to the first job.
 number=$(printf '#include <slurm/slurm.h>\nSLURM_VERSION_NUMBER\n' | gcc -E -I"$include" - | tail -n 1)
 headers=$(printf '%d.%02d.%d' $((number >> 16)) $((number >> 8 & 255)) $((number & 255)))
-[ "${slurm%%-*}" = "$headers" ] || { echo "error: the node has Slurm $slurm and its headers in $include are those of $headers"; exit 1; }
+[ "${slurm%%-*}" = "$headers" ] || { echo "error: the node has Slurm $slurm, but the headers in $include are those of $headers"; exit 1; }
 CPPFLAGS="-I$include" make -j"$JOBS" prefix="$PREFIX" DESTDIR="$IMAGE" install
 echo "$slurm" >"$IMAGE$PREFIX/built-for"

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""Makes one scratch file system of a machine's instance-store disks and mounts it, at every start: after a stop they are blank.
+"""Makes one scratch file system from a machine's instance-store disks and mounts it, at every boot: after a stop the disks are blank.
 
-A disk that has anything on it is never written to, but for the array or file system that this program made.
+The program never writes to a disk that has any content except its own array or file system.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ ARRAY = "/dev/md/" + LABEL
 
 
 class Refused(Exception):
-    """Something that is not done; the text is one sentence for the user."""
+    """The program refuses to go on; the text is one sentence for the user."""
 
 
 def disks_of(devices: list, model: str) -> list:
-    """The disks of that model among what lsblk printed. Other disks are none of this program's business."""
+    """The disks of that model among the devices that lsblk printed. The program ignores all others."""
     return sorted(
         (each for each in devices if each["type"] == "disk" and (each["model"] or "").strip() == model), key=lambda disk: disk["path"]
     )
 
 
 def plan(disks: list) -> str:
-    """`make`, `assemble`, the device that has the file system, or nothing without a disk. Refused for one that somebody else uses."""
+    """`make`, `assemble`, the device that has the file system, or "" without a disk. Raise Refused when something else uses a disk."""
     if not disks:
         return ""
     for disk in disks:
@@ -50,7 +50,7 @@ def plan(disks: list) -> str:
     if kinds != {"linux_raid_member"}:
         return disks[0]["path"]
     arrays = [child for disk in disks for child in disk.get("children") or []]
-    # An array without its file system was cut while it was made.
+    # An array without a file system was interrupted while it was made.
     return (arrays[0]["path"] if arrays[0]["fstype"] else "format " + arrays[0]["path"]) if arrays else "assemble"
 
 
@@ -62,11 +62,11 @@ def run(*argv: str) -> str:
 
 
 def make(paths: list, filesystem: str, array: str = "") -> str:
-    """A file system, on an array of several disks; the device that has it."""
+    """Make the file system, on an array when there are several disks; return its device."""
     device = array
     if not array:
         for path in paths:
-            # lsblk may know too little, so the disk itself is asked before it is written to.
+            # lsblk may know too little, so look at the disk itself before writing to it.
             if run("wipefs", "--noheadings", path).strip():
                 raise Refused(f"Disk {path} has something on it that lsblk does not know and is left alone; look with `wipefs {path}`.")
         device = paths[0]
@@ -113,7 +113,7 @@ def main() -> int:
         if not os.path.ismount(given.path):
             os.makedirs(given.path, exist_ok=True)
             run("mount", "-o", given.options, found, given.path)
-            # As /tmp is: everybody writes, nobody removes another's.
+            # Like /tmp: everybody writes, and nobody removes another user's files.
             os.chmod(given.path, 0o1777)
         print(f"{given.path} is on {len(paths)} disk(s): {' '.join(paths)}")
         return 0

@@ -1,4 +1,4 @@
 #!/usr/bin/env bash
-# Run by source-build.sh of role phases: build-nccl.sh [ARCHITECTURE ...]
+# source-build.sh of role phases runs this: build-nccl.sh [ARCHITECTURE ...]
 make -j"$JOBS" src.build CUDA_HOME="$CUDA_HOME" NVCC_GENCODE="$(gencode "$@")"
 make src.install CUDA_HOME="$CUDA_HOME" PREFIX="$IMAGE$PREFIX" NVCC_GENCODE="$(gencode "$@")"

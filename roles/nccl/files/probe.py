@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""Loads NCCL and prints its version; with `start` it begins as a job's first rank does, which needs no GPU and reads /etc/nccl.conf."""
+"""Loads NCCL and prints its version. With `start` it starts NCCL as a job's first rank does: this reads /etc/nccl.conf and needs no GPU."""
 
 import ctypes
 import sys

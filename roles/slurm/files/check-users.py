@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Refuse a file of sysusers.d whose users or groups would meet others on this node: `check-users.py FILE`.
+"""Refuse a file of sysusers.d whose users or groups conflict with those of this node: `check-users.py FILE`.
 
 systemd-sysusers leaves a name with another number as it is, and gives a user whose number is taken the next free one: either way the
 user would have two numbers in one fleet, and own files of somebody else on the shared file system.
@@ -18,7 +18,7 @@ def find(lookup, key):
 
 
 def faults(text):
-    """{user: a sentence}; what is wrong with the user says more than the same of its group, which stands before it."""
+    """{user: a sentence}; a fault of the user replaces the fault of its group, which comes first in the file and says less."""
     found = {}
     for line in text.splitlines():
         kind, name, number = [*line.split(), "", "", ""][:3]

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-# Written by Muster (role slurm): on which CPUs can this node keep a mount namespace, as job_container/tmpfs does for each job?
-#   python3 keeps-namespaces.py          says it
-#   python3 keeps-namespaces.py mend     makes it so, too
+# Written by Muster (role slurm): finds the CPUs on which this node cannot keep a mount namespace, as job_container/tmpfs does for each job.
+#   python3 keeps-namespaces.py          reports them
+#   python3 keeps-namespaces.py mend     repairs them, too
 # Linux from 6.18 on gives each CPU batches of numbers for new namespaces, and refuses to keep a namespace whose number is below that of the
-# one where it is to be kept. A machine's own has the first number of all; a container's may be above what a CPU still has in its batch.
+# namespace that keeps it. A machine's own has the first number; a container's may be above the numbers that a CPU still has in its batch.
 import ctypes
 import os
 import subprocess
@@ -17,19 +17,19 @@ CLONE_NEWUTS = 0x04000000  # of all kinds of namespaces the cheapest
 
 
 def run(*argv):
-    """Whether a command succeeds, and what it says when it does not."""
+    """Whether a command succeeds, and its error when it does not."""
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     return done.returncode == 0, done.stderr.strip()
 
 
 def refusing():
-    """The CPUs on which no namespace can be kept, and what was said on the last of them."""
+    """The CPUs on which no namespace can be kept, and the error of the last one."""
     refused, why = [], ""
     with tempfile.TemporaryDirectory(prefix="muster-namespaces-", dir=FOLDER) as folder:
         kept = os.path.join(folder, "kept")
         with open(kept, "wb"):
             pass
-        # A namespace is kept only where mounts are not passed on.
+        # A namespace can be kept only below a mount that is private.
         for argv in (("mount", "--bind", folder, folder), ("mount", "--make-private", folder)):
             made, said = run(*argv)
             if not made:
@@ -51,7 +51,7 @@ def refusing():
 
 
 def use_up(cpu):
-    """Make as many namespaces on this CPU as a batch has numbers, some milliseconds of work; the next batch is above all that exist."""
+    """Create as many namespaces on this CPU as a batch has numbers (some milliseconds); the next batch is above all existing numbers."""
     child = os.fork()
     if child:
         os.waitpid(child, 0)

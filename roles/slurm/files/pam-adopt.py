@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who may come in by ssh on a node of jobs: root, members of admin groups, and users with a job there, whose shells become a part of it.
+"""Edits sshd's PAM stack of a compute node, so that only root, members of admin groups and users with a job there can log in.
 
     pam-adopt.py on FILE MODULE OPTIONS [GROUP ...]    prints sshd's PAM stack in FILE with pam_slurm_adopt in it
     pam-adopt.py off FILE                              prints it without
@@ -37,7 +37,7 @@ def with_adoption(text, session, module, options, groups):
     who = ["account [success=%d default=ignore] pam_succeed_if.so quiet uid eq 0" % jump]
     who += ["account [success=1 default=ignore] pam_succeed_if.so quiet user ingroup %s" % ":".join(groups)] if groups else []
     who.append(("account required %s %s" % (module, options)).rstrip())
-    # Where root lands when somebody takes out lines above by hand; without them it would be in pam_deny.
+    # The target of root's jump when somebody removes the lines above by hand; without it root would reach pam_deny.
     who += ["account optional pam_permit.so"] * jump
     kept = [line for line in session.splitlines() if line.strip() and not line.startswith("#") and "pam_systemd.so" not in line]
     text, found = re.subn(
@@ -48,17 +48,17 @@ def with_adoption(text, session, module, options, groups):
         flags=re.MULTILINE,
     )
     if not found:
-        raise SystemExit("it does not include common-account, so pam_slurm_adopt has no place in it; put Debian's own file back.")
+        raise SystemExit("it does not include common-account, so pam_slurm_adopt cannot be added to it; restore Debian's own file.")
     text = re.sub(
         r"^@include\s+common-session[ \t]*\n", lambda match: "\n".join([BEGIN + SESSION, *kept, END, ""]), text, flags=re.MULTILINE
     )
     if re.search(r"^-?session\s.*pam_systemd\.so", text, re.MULTILINE):
-        raise SystemExit("it names pam_systemd, which would take the shell of a job's user out of the job; remove that line.")
+        raise SystemExit("it names pam_systemd, which would move the shell of a job's user out of the job; remove that line.")
     return text
 
 
 def connected_as(proc="/proc", pid=None):
-    """UID of the one who came in by ssh and runs this, by whatever became of him since; None when it was not ssh."""
+    """UID of the user who logged in by ssh and runs this, also after sudo or su; None when it was not ssh."""
     pid, chain = pid or os.getpid(), []
     while pid > 0:
         with open("%s/%d/status" % (proc, pid), encoding="utf-8", errors="replace") as handle:
@@ -75,7 +75,7 @@ def groups_of(user):
 
 
 def refuse_a_lock_out(uid, groups):
-    """SystemExit when the user that Ansible comes as could not come again."""
+    """SystemExit when the user that Ansible connects as could not log in again."""
     if not uid:
         return
     name = pwd.getpwuid(uid).pw_name
@@ -86,7 +86,7 @@ def refuse_a_lock_out(uid, groups):
 
 
 def refuse_another_way_in():
-    """SystemExit when sshd would not ask PAM, or ask it in a process that is none of the session's."""
+    """SystemExit when sshd does not ask PAM, or asks it in a process outside of the session."""
     said = subprocess.run([SSHD, "-T"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     lines = said.stdout.splitlines()
     if "usepam yes" not in lines:
@@ -113,11 +113,11 @@ class Conversation(ctypes.Structure):
 
 
 def outcome(user):
-    """What sshd's account stack says of a user; this process becomes a part of the user's job when there is one."""
+    """The answer of sshd's account stack about a user; this process joins the user's job when there is one."""
     said = []
     libc = ctypes.CDLL(None)
     libc.calloc.restype = ctypes.c_void_p
-    # Its modules find its functions in the process, as in that of sshd.
+    # PAM modules look up libpam's functions in the process, as in sshd.
     pam = ctypes.CDLL("libpam.so.0", mode=ctypes.RTLD_GLOBAL)
 
     @TALK
@@ -149,7 +149,7 @@ def main(argv):
         sys.stdout.write(with_adoption(read(argv[1]), read(COMMON_SESSION), argv[2], argv[3], argv[4:]))
     else:
         for user in argv[1:]:
-            # Each in a process of its own, which is over before a job could end with it inside.
+            # Each try has its own process, which ends before the job can end it.
             child = os.fork()
             if not child:
                 print(outcome(user), flush=True)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""Asks slurmrestd twice, with and without a token, and prints what it answered: `slurm_rest_ping.py LISTEN USER`, as root on a controller.
+"""Asks slurmrestd with and without a token, and prints the answers: `slurm_rest_ping.py LISTEN USER`, as root on a controller.
 
 The token lives a minute, and on no command line.
 """

@@ -1,9 +1,9 @@
 #!/bin/sh
-# Written by Muster (role slurm): refuses a folder of configuration that slurmctld would not start with, and says why.
-#   sh would-slurmctld-start.sh COPY FOLDER     COPY of the configuration FOLDER, which is changed here
-# slurmctld has no option to test its configuration. Every command of Slurm parses slurm.conf; the rest (nodes, partitions, licenses, topology,
-# cgroup.conf, plugins) is known only when slurmctld starts. So it is started, where it reaches nothing: no network, no state, no database,
-# a munge of its own, and COPY in the place of FOLDER.
+# Written by Muster (role slurm): checks whether slurmctld would start with a folder of configuration, and reports the faults if not.
+#   sh would-slurmctld-start.sh COPY FOLDER     COPY is a copy of the configuration FOLDER; the script changes it
+# slurmctld has no option to test its configuration. Every command of Slurm parses slurm.conf, but only a start of slurmctld checks the rest
+# (nodes, partitions, licenses, topology, cgroup.conf, plugins). So the script starts slurmctld isolated: without network, state and database,
+# with its own munge, and with COPY mounted over FOLDER.
 copy=$1 folder=$2
 PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin
 # A dry run on a node that has no Slurm yet.
@@ -13,7 +13,7 @@ refuse() {
     why=$(sed -nE 's/^[a-z]+: (error|fatal): (_[a-z_]+: )?//p' "$copy/.said" |
         grep -vE 'MailProg|Job accounting information|Unable to process conf|Parse error in file|state file|NOTE: Trying|specified more than once|glob parsing|^"Include" failed|_xgetaddrinfo|Even though we are|High latency' |
         awk '!seen[$0]++' | head -n 3 | sed "s|$copy|$folder|g; s/\.\$//" | paste -sd ';' | sed 's/;/; /g')
-    echo "${why:-$(tail -n 1 "$copy/.said")}. Correct what the inventory says of it (slurm_config, slurm_nodegroups, slurm_partitions ...)." >&2
+    echo "${why:-$(tail -n 1 "$copy/.said")}. Correct it in the inventory (slurm_config, slurm_nodegroups, slurm_partitions ...)." >&2
     exit 1
 }
 
@@ -25,20 +25,20 @@ if ! unshare --net --mount --pid --fork true 2>"$copy/.said"; then
 fi
 mkdir "$copy/.state"
 chown slurm "$copy/.state"
-# What belongs to the real one: its name, its state, its database, and programs that would act on nodes.
+# These settings belong to the real slurmctld: its name, state and database, and programs that would act on nodes.
 sed -i -E '/^[ \t]*(SlurmctldHost|StateSaveLocation|SlurmctldPidFile|SlurmctldLogFile|SlurmctldPort|SlurmctldPrimaryO[a-z]*Prog|AccountingStorage[a-z]*|AuthInfo|AuthAlt[a-z]*|JobComp[a-z]*|Suspend[a-z]*|Resume[a-z]*)[ \t]*=/Id' "$copy/slurm.conf"
 cat >>"$copy/slurm.conf" <<CONF
 SlurmctldHost=$(hostname -s)
 StateSaveLocation=$folder/.state
 SlurmctldPidFile=$folder/.state/pid
 CONF
-# There is no DNS, and slurmctld asks for ten seconds for each node whose name it cannot resolve.
+# There is no DNS here, and slurmctld spends ten seconds on each node whose name it cannot resolve.
 names() { grep -oiE 'Node(Name|Hostname|Addr)=[^[:space:]]+' "$copy/slurm.conf" | cut -d= -f2; }
 {
     cat /etc/hosts
     { names | grep -v '\[' | tr , '\n'; names | grep '\[' | SLURM_CONF=$copy/slurm.conf xargs -r -n 1 scontrol show hostnames; } | sed 's/^/192.0.2.1 /'
 } >"$copy/.hosts"
-# An address on lo, because glibc asks for none when an interface has none, and slurmctld then opens no port.
+# lo needs another address: without one glibc returns none, and slurmctld opens no port.
 # shellcheck disable=SC2016 # the inner shell expands them
 timeout --kill-after=1 30 unshare --net --mount --pid --fork --kill-child sh -c '
     ip address add 192.0.2.1/32 dev lo && ip link set lo up && mount --bind "$0/.hosts" /etc/hosts &&
@@ -51,7 +51,7 @@ tried=$!
 while kill -0 $tried 2>/dev/null; do
     if grep -q 'Running as primary controller' "$copy/.said"; then
         kill $tried
-        wait $tried # or it would write into the copy while that is thrown away
+        wait $tried # it must not write into the copy while the caller removes it
         echo 'slurmctld would start'
         exit 0
     fi

@@ -1,11 +1,11 @@
 #!/bin/sh
-# Make the Python environment of the trainer once: make-venv.sh FOLDER REQUIREMENTS [pip options]
-# Prints "made" or "there". A folder without its stamp is what an interrupted run left, and is made anew.
+# Makes the trainer's Python environment once: make-venv.sh FOLDER REQUIREMENTS [pip options]
+# Prints "made" or "there". A folder without the stamp was left by an interrupted run, and is made again.
 set -eu
 venv=$1 requirements=$2
 shift 2
 mkdir -p "$(dirname "$venv")"
-# The folder may be shared by several hosts and fleets: one makes it, the others wait.
+# Several hosts and fleets may share the folder: one makes it, the others wait.
 exec 9>"$venv.lock"
 flock 9
 if [ -e "$venv/.muster-made" ]; then

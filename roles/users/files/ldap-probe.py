@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ask the LDAP servers of an sssd.conf what SSSD will need of them: TLS that its CA vouches for, the bind, and the base.
+"""Test the LDAP servers of an sssd.conf for what SSSD needs: TLS with a certificate of its CA, the bind, and the base.
 
     ldap-probe.py [--any] CONF [CA]     CA: the certificates themselves, in PEM, instead of the file that CONF names
 
-Prints one line a server that answers. Otherwise one sentence on stderr and exit status 1: with --any when no server answers,
-without when one of them does not. Needs nothing but Python, so that it can judge a file before a package or SSSD itself reads it.
+Prints a line for each server that answers. If one does not, or with --any if none does, it prints a sentence on stderr and exits with 1.
+It needs only Python, so that it can test a file before SSSD is installed or reads it.
 Source: RFC 4511 (messages 4.1.1, bind 4.2, search 4.5, StartTLS 4.14).
 """
 
@@ -22,7 +22,7 @@ REFUSED_BIND, NO_SUCH_OBJECT = 49, 32
 
 
 class ProbeError(Exception):
-    """Why a server cannot be used; the text goes behind its URI."""
+    """Why a server cannot be used; the text follows its URI."""
 
 
 def element(tag, content):
@@ -145,7 +145,7 @@ def main(argv):
     path, *authority = argv if wants_all else argv[1:]
     conf = domain_of(path)
     context = ssl.create_default_context(cadata=authority[0]) if authority else ssl.create_default_context(cafile=conf["ldap_tls_cacert"])
-    # Python from 3.13 refuses what SSSD takes, such as a CA without keyUsage.
+    # Since 3.13 Python refuses certificates that SSSD accepts, for example a CA without keyUsage.
     context.verify_flags &= ~ssl.VERIFY_X509_STRICT
     uris = [uri.strip() for uri in conf["ldap_uri"].split(",")]
     wrong = []

@@ -1,5 +1,5 @@
 # shellcheck shell=sh disable=SC2086 # the words of a list
-# Written by Muster (role users): are the names and UIDs of the members of the groups in $1 those of somebody on this node?
+# Written by Muster (role users): lists members of the groups in $1 whose name or UID belongs to a local user.
 members=$(getent -s sss group $1 | cut -d: -f4 | tr , '\n' | sort -u)
 [ -z "$members" ] || getent -s sss passwd $members | awk -F: '
     NR == FNR { name[$3] = $1; uid[$1] = $3; next }

@@ -1,5 +1,5 @@
 # shellcheck shell=sh
-# Written by Muster (role users): which members of the groups on stdin, GROUP ACCOUNT a line, have no association in the cluster $1?
+# Written by Muster (role users): lists group members without an association in cluster $1. Each line of stdin is GROUP ACCOUNT.
 known=$(sacctmgr --noheader --parsable2 show associations "cluster=$1" format=account,user) || exit 1
 while read -r group account; do
     for member in $(getent group "$group" | cut -d: -f4 | tr , ' '); do

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""A plugin built from a contract archive, as Debian's NCCL finds it, and what the gate says when it is broken."""
+"""Debian's NCCL finds a plugin that was built from a stub archive, and the checks report broken plugins."""
 
 from __future__ import annotations
 
@@ -9,35 +9,35 @@ import json
 PLUGIN = "/opt/aws-ofi-nccl/lib/libnccl-net-ofi.so"
 
 
-def problems(host) -> dict:
-    """What the module says about the node as it is now."""
+def faults(host) -> dict:
+    """The faults that the module reports about the node as it is now."""
     said = host.ansible("muster.fleet.nccl_plugin_facts", "environment_file=/etc/nccl.conf", become=True)
-    return {name: text for name, text in said["problems"].items() if text}
+    return {name: text for name, text in said["faults"].items() if text}
 
 
 def broken(host, script: str) -> dict:
-    """The same while a script has broken the plugin; afterwards it is whole again."""
+    """The faults while a script has broken the plugin. The plugin is restored afterwards."""
     host.check_output(f"cp --archive {PLUGIN} /tmp/plugin")
     try:
         host.check_output(script)
-        return problems(host)
+        return faults(host)
     finally:
         host.check_output(f"mv /tmp/plugin {PLUGIN} && ldconfig")
 
 
 def test_the_good_plugin(host):
-    assert problems(host) == {}
+    assert faults(host) == {}
     checks = json.loads(host.file("/etc/muster/manifest.json").content_string)["components"]
     assert checks["aws_ofi_nccl"]["version"] == "1.21.1"
 
 
-def test_a_plugin_that_is_gone(host):
+def test_a_missing_plugin(host):
     said = broken(host, f"rm {PLUGIN} && ldconfig && cd /opt/aws-ofi-nccl && ! sha256sum --quiet --check .muster-files")
     assert said["found"].startswith("The loader has no libnccl-net-ofi.so, which NCCL will look for")
 
 
-def test_the_install_phase_notices_that_its_folder_is_gone(host):
-    """Which is why the remedy of the check files_as_built is to remove it."""
+def test_the_install_phase_notices_that_its_folder_is_missing(host):
+    """So the remedy of the check files_as_built is to remove the folder."""
     host.check_output("mv /opt/aws-ofi-nccl /opt/aside")
     try:
         compared = host.ansible("muster.fleet.manifest", "state=compare component=aws_ofi_nccl", become=True)
@@ -48,7 +48,7 @@ def test_the_install_phase_notices_that_its_folder_is_gone(host):
 
 def test_a_library_that_is_no_plugin(host):
     said = broken(host, f"cp /lib/*-linux-gnu/libz.so.1 {PLUGIN}")
-    assert said == {"interface": f"{PLUGIN} exports no ncclNetPlugin symbol, so it is no plugin of NCCL."}
+    assert said == {"interface": f"{PLUGIN} exports no ncclNetPlugin symbol, so it is not a plugin of NCCL."}
 
 
 def test_a_plugin_of_another_nccl(host):

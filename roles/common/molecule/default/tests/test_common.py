@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""What role common leaves on a container node, and what it leaves alone there."""
+"""What role common sets on a container node, and what it leaves alone there."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_limits_of_sessions(host):
 
 
 def test_limits_of_services(host):
-    """systemd itself answers, so that a file it does not read would fail."""
+    """Ask systemd itself: a file that it does not read fails the test."""
     shown = host.check_output("systemctl show --property=DefaultLimitMEMLOCK,DefaultLimitNOFILE")
     assert sorted(shown.splitlines()) == ["DefaultLimitMEMLOCK=infinity", "DefaultLimitNOFILE=1048576"]
 
@@ -38,7 +38,7 @@ def test_limits_of_services(host):
         'APT::Periodic::Unattended-Upgrade "0";',
     ],
 )
-def test_apt_itself_knows_its_guards(host, setting):
+def test_apt_reads_its_settings(host, setting):
     assert setting in host.check_output("apt-config dump").splitlines()
 
 
@@ -60,12 +60,12 @@ def test_the_hosts_kernel_settings_cannot_be_changed_from_here(host):
     assert "Read-only file system" in refused.stderr
 
 
-def test_packages_are_there_and_whole(host):
+def test_packages_are_installed_and_complete(host):
     assert host.check_output("jq --null-input --raw-output '1 + 1'") == "2"
     assert host.check_output("dpkg --audit") == ""
 
 
-def test_manifest_tells_what_was_installed(host):
+def test_manifest_records_the_install(host):
     manifest = json.loads(host.file("/etc/muster/manifest.json").content_string)
     common = manifest["components"]["common"]
     assert manifest["schema"] == "muster.manifest/1"
@@ -75,8 +75,8 @@ def test_manifest_tells_what_was_installed(host):
 
 
 def test_no_file_of_ours_is_writable_by_others(host):
-    places = "/etc/muster /etc/apt/apt.conf.d /etc/needrestart /etc/security /etc/systemd"
-    assert host.check_output(f"find {places} -perm -002 ! -type l") == ""
+    paths = "/etc/muster /etc/apt/apt.conf.d /etc/needrestart /etc/security /etc/systemd"
+    assert host.check_output(f"find {paths} -perm -002 ! -type l") == ""
 
 
 def test_nothing_failed_at_boot(host):

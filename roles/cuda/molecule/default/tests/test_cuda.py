@@ -1,28 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""What role cuda leaves on a node with Debian's own toolkit: a compiler that works, and no driver."""
+"""What role cuda installs with Debian's toolkit: a compiler that works, and no driver."""
 
 from __future__ import annotations
 
 import json
 
 
-def test_a_kernel_becomes_machine_code_of_the_gpu(host):
+def test_nvcc_compiles_a_kernel_for_a_gpu(host):
     source = "__global__ void add(int *x) { *x += 1; }"
     made = host.check_output("cd /tmp && echo %s >k.cu && nvcc -arch=sm_90 -cubin -o k.cubin k.cu && cuobjdump --dump-sass k.cubin", source)
     assert "sm_90" in made
 
 
-def test_no_driver_came_with_it(host):
+def test_no_driver_is_installed(host):
     names = host.check_output("dpkg-query --show --showformat '${Package}\\n'").splitlines()
     assert not {"nvidia-driver", "nvidia-kernel-dkms", "nvidia-open-kernel-dkms"} & set(names)
 
 
-def test_shells_need_no_path_to_it(host):
+def test_debians_toolkit_needs_no_path_entry(host):
     assert not host.file("/etc/profile.d/muster-cuda.sh").exists
 
 
-def test_manifest_tells_the_version(host):
+def test_manifest_has_the_version(host):
     entry = json.loads(host.file("/etc/muster/manifest.json").content_string)["components"]["cuda"]
     assert entry["packages"]["nvidia-cuda-toolkit"] == host.package("nvidia-cuda-toolkit").version
     assert entry["artefacts"] == ["/usr/bin/nvcc"]

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""DCGM of the driver's CUDA, held at the stack's version although the repository has a newer one, in the place of an older package."""
+"""Role dcgm replaces DCGM 3 and holds the stack's version, although the repository has a newer one."""
 
 from __future__ import annotations
 
 import json
 
 
-def test_the_package_is_the_stacks(host):
+def test_the_package_has_the_version_of_the_stack(host):
     assert host.package("datacenter-gpu-manager-4-cuda13").version == "1:4.7.0-1"
     assert "datacenter-gpu-manager-4-cuda13" in host.check_output("apt-mark showhold").split()
     assert host.check_output("dcgmi --version") == "dcgmi  version: 4.7.0"

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""What role docker leaves on a node: a daemon with the role's configuration, and containers that run."""
+"""What role docker sets up: a daemon with the role's configuration that runs containers."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ def test_the_daemon_runs_with_the_configuration(host):
     assert (told["LiveRestoreEnabled"], told["LoggingDriver"], told["CgroupDriver"]) == (True, "local", "systemd")
 
 
-def test_a_node_without_gpus_knows_no_runtime_of_nvidia(host):
+def test_a_node_without_gpus_does_not_have_the_runtime_of_nvidia(host):
     assert "nvidia" not in host.check_output("docker info --format '{{json .Runtimes}}'")
 
 
-def test_docker_comes_back(host):
+def test_docker_starts_at_boot(host):
     assert host.service("docker").is_enabled
     assert host.service("docker").is_running
 
 
-def test_no_image_of_the_check_stays(host):
+def test_the_check_leaves_no_image(host):
     assert host.check_output("docker image ls --quiet") == ""
 
 

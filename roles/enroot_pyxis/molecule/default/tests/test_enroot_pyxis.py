@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""What role enroot_pyxis leaves on a node that is controller and compute node: Slurm knows a plugin that was built for it."""
+"""What role enroot_pyxis sets up on a node that is controller and compute node: Slurm loads a plugin that was built for it."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ PLUGIN = "/usr/lib/muster/pyxis/lib/slurm/spank_pyxis.so"
 RUN = "runuser -u muster -- srun --immediate=60 --quiet --time=2 --mem=64"
 
 
-def test_slurm_has_the_options_and_jobs_run_without_them(host):
+def test_slurm_has_the_options_of_pyxis_and_jobs_run_without_them(host):
     assert "--container-image=" in host.check_output("srun --help")
     assert host.check_output(f"{RUN} echo ran") == "ran"
 
 
 def test_a_job_that_asks_for_a_container_never_runs_outside_of_one(host):
-    # srun ends with 255 then, which the connection would take for its own.
+    # srun then ends with 255, which Ansible would take for an error of the connection.
     done = host.run(f"{RUN} --container-image=debian:13 echo ran || echo refused")
     assert done.stdout == "refused\n"
-    assert "contract archive" in done.stderr
+    assert "stub archive" in done.stderr
 
 
 def test_it_is_built_for_the_slurm_of_the_node(host):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""What role gdrcopy makes of a contract archive: a library that is found, and a tool that says that there is no GPU."""
+"""What role gdrcopy builds from a stub archive: a library that the loader finds, and a tool that reports that there is no GPU."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def test_the_loader_finds_the_library(host):
     assert "/opt/gdrcopy/lib/libgdrapi.so.2" in host.check_output("ldconfig -p")
 
 
-def test_the_tool_answers(host):
+def test_the_tool_reports_that_there_is_no_gpu(host):
     assert "no CUDA-capable device is detected" in host.run("/opt/gdrcopy/bin/gdrcopy_sanity").stderr
 
 
@@ -20,7 +20,7 @@ def test_nothing_of_the_build_is_left(host):
     assert host.check_output("cd /opt/gdrcopy && sha256sum --check --quiet .muster-files && cat .muster-build").startswith("gdrcopy-2.6-")
 
 
-def test_manifest_tells_the_stack(host):
+def test_manifest_names_the_stack(host):
     manifest = json.loads(host.file("/etc/muster/manifest.json").content_string)
-    assert manifest["stack"]["name"] == "contract"
+    assert manifest["stack"]["name"] == "stub"
     assert manifest["components"]["gdrcopy"]["version"] == "2.6"

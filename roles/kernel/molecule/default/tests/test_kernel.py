@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""The headers of the kernel that a node is to run, and that its packages stay."""
+"""Role kernel installs the headers of the kernel that a node is to run and holds its packages."""
 
 from __future__ import annotations
 
@@ -20,6 +20,6 @@ def test_its_packages_are_held(host):
     installed = [line.split()[0] for line in listed if line.endswith(" installed")]
     assert [name for name in installed if name not in held] == []
     assert "linux-headers-amd64" in held
-    # An upgrade asks nothing of them.
+    # An upgrade leaves them alone.
     would = host.check_output("apt-get --simulate upgrade").splitlines()
     assert [line for line in would if line.startswith("Inst") and "linux-" in line] == []

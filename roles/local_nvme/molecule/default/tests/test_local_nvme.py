@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""What role local_nvme leaves in a container: a program and a unit that touch no disk of the host."""
+"""What role local_nvme installs in a container: a program and a unit that touch no disk of the host."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def test_the_program_finds_no_disk_of_the_model(host):
 def test_systemd_understands_the_unit_and_skips_it_in_a_container(host):
     assert host.run("systemd-analyze verify /etc/systemd/system/muster-scratch.service").stderr == ""
     shown = host.check_output("systemctl cat muster-scratch")
-    # Docker and Slurm start on the file system, not below it; its disks' model has spaces in it.
+    # Docker and Slurm start after the file system is mounted; the model of its disks contains spaces.
     wanted = {"Before=docker.service containerd.service slurmd.service", "RemainAfterExit=yes", "WantedBy=multi-user.target"}
     assert wanted <= set(shown.splitlines())
     [words] = re.findall(r"argv\[\]=(.*?) ;", host.check_output("systemctl show --property=ExecStart muster-scratch"))
@@ -26,5 +26,5 @@ def test_systemd_understands_the_unit_and_skips_it_in_a_container(host):
     assert sorted(started.stdout.split()) == ["ActiveState=inactive", "ConditionResult=no"]
 
 
-def test_its_tools_are_there(host):
+def test_the_tools_are_installed(host):
     assert host.check_output("command -v mdadm mkfs.xfs wipefs lsblk").count("\n") == 3

@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""What role lustre_client leaves on a node, from a contract archive of FSx's repository; the kernel of a container mounts nothing."""
+"""What role lustre_client installs from a stub archive of FSx's repository. A container cannot mount Lustre."""
 
 from __future__ import annotations
 
 import json
 
 
-def test_the_modules_are_those_of_the_kernel(host):
+def test_the_modules_fit_the_kernel(host):
     kernel = host.check_output("uname -r")
     assert host.package(f"lustre-client-modules-{kernel}").is_installed
-    assert not host.package("lustre-client-modules-6.8.0-9999-contract").is_installed
+    assert not host.package("lustre-client-modules-6.8.0-9999-stub").is_installed
     assert host.file("/usr/sbin/mount.lustre").exists
 
 
-def test_the_file_system_is_mounted_by_its_first_use_and_before_slurm(host):
+def test_the_first_use_mounts_the_file_system_before_slurm(host):
     mount = host.file("/etc/systemd/system/lustre-data.mount").content_string.splitlines()
     assert {
         "Wants=network-online.target",

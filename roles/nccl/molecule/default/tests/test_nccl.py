@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""Debian's NCCL, and the environment of a p5.48xlarge that NCCL itself finds in a process without a login shell."""
+"""Debian's NCCL finds the environment of a p5.48xlarge itself, in a process without a login shell."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NCCL_NET_PLUGIN=ofi
 START = "import ctypes; ctypes.CDLL('libnccl.so.2').ncclGetUniqueId(ctypes.create_string_buffer(128))"
 
 
-def test_nccl_reads_it_in_every_process(host):
+def test_nccl_reads_the_environment_in_every_process(host):
     said = host.run(f'env -i NCCL_DEBUG=INFO python3 -c "{START}"')
     assert "NCCL_SOCKET_IFNAME set by environment to ^lo,docker,veth" in said.stdout + said.stderr
 
@@ -23,10 +23,10 @@ def test_a_user_s_own_value_wins(host):
     assert "NCCL_SOCKET_IFNAME set by environment to eth0" in said.stdout + said.stderr
 
 
-def test_the_file_is_the_filter_s_set(host):
+def test_the_file_has_the_variables_of_the_filter(host):
     assert host.file("/etc/nccl.conf").content_string == "# Written by Muster (role nccl).\n" + ENVIRONMENT
 
 
-def test_a_login_shell_has_it(host):
+def test_a_login_shell_has_the_environment(host):
     shown = host.check_output("env -i bash -lc 'env' | grep ^NCCL_ | sort")
     assert shown.splitlines() == sorted(ENVIRONMENT.splitlines())

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""Neuron's packages from a contract archive of AWS' repository, held; a container has neither its devices nor its module."""
+"""Role neuron installs and holds the packages of a stub of AWS' repository. A container has neither devices nor module."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ PACKAGES = {
 }
 
 
-def test_an_upgrade_leaves_all_packages_as_they_are(host):
+def test_all_packages_are_held_at_their_versions(host):
     assert {name: host.package(name).version for name in PACKAGES} == PACKAGES
     assert set(PACKAGES) <= set(host.check_output("apt-mark showhold").split())
 
 
-def test_its_tools_are_there(host):
+def test_the_tools_are_installed(host):
     assert host.check_output("/opt/aws/neuron/bin/neuron-ls --version") == "neuron-ls 2.29.18.0"
 
 
-def test_the_repository_is_trusted_by_its_own_key_alone(host):
+def test_only_its_own_key_signs_the_repository(host):
     source = "/etc/apt/sources.list.d/" + host.check_output("ls /etc/apt/sources.list.d | grep -x 'muster-.*neuron.*\\.sources'")
     lines = dict(line.split(": ", 1) for line in host.file(source).content_string.splitlines() if ": " in line and line[0] != "#")
     assert lines["Signed-By"].startswith("/usr/share/keyrings/muster-")

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""What role nvidia_container_toolkit leaves on a node, from a contract archive of a repository that has a later version too."""
+"""What role nvidia_container_toolkit installs from a stub of a repository that has a later version too."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import re
 PACKAGES = ("nvidia-container-toolkit", "nvidia-container-toolkit-base", "libnvidia-container-tools", "libnvidia-container1")
 
 
-def test_all_packages_have_the_version_of_the_stack_and_keep_it(host):
+def test_all_packages_are_held_at_the_version_of_the_stack(host):
     assert {host.package(name).version for name in PACKAGES} == {"1.20.1-1"}
     assert set(PACKAGES) <= set(host.check_output("apt-mark showhold").split())
     upgrade = host.check_output("apt-get --simulate upgrade")
     assert "Inst nvidia-container-toolkit" not in upgrade
 
 
-def test_the_repository_is_trusted_by_its_own_key_alone(host):
+def test_only_its_own_key_signs_the_repository(host):
     [source] = host.check_output("grep -rl libnvidia-container /etc/apt/sources.list.d").split()
     lines = dict(line.split(": ", 1) for line in host.file(source).content_string.splitlines() if ": " in line and line[0] != "#")
     assert lines["Signed-By"].startswith("/usr/share/keyrings/muster-")
@@ -25,7 +25,7 @@ def test_the_repository_is_trusted_by_its_own_key_alone(host):
     assert "trusted" not in host.file(source).content_string.lower()
 
 
-def test_the_cdi_specification_is_made_by_the_node(host):
+def test_the_node_writes_the_cdi_specification(host):
     assert host.service("nvidia-cdi-refresh.path").is_enabled
     assert host.service("nvidia-cdi-refresh.path").is_running
     assert host.service("nvidia-cdi-refresh.service").is_enabled

@@ -16,10 +16,10 @@ def test_imex_has_the_drivers_version(host):
     assert manifest["components"]["nvidia_fabric"]["version"] == "595.112.07"
 
 
-def test_it_knows_the_nodes_of_its_rack(host):
+def test_imex_has_the_nodes_of_the_rack(host):
     assert host.file("/etc/nvidia-imex/nodes_config.cfg").content_string == "10.0.0.1\n10.0.0.2\n"
 
 
-def test_it_has_nothing_of_switches(host):
+def test_it_has_no_fabric_manager(host):
     assert not host.package("nvidia-fabricmanager").is_installed
     assert not host.file("/etc/modules-load.d/muster-nvlsm.conf").exists

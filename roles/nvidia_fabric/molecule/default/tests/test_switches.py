@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""A node with NVSwitches of its own has their managers in the driver's version, although the repository has a newer one."""
+"""A node with its own NVSwitches has their managers in the driver's version, although the repository has a newer one."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ def test_the_managers_have_the_drivers_version(host):
     assert manifest["components"]["nvidia_fabric"]["version"] == "595.112.07"
 
 
-def test_blackwells_subnet_manager_reaches_the_switches(host):
+def test_the_node_loads_the_module_of_the_subnet_manager(host):
     assert host.file("/etc/modules-load.d/muster-nvlsm.conf").content_string.splitlines()[-1] == "ib_umad"
 
 
-def test_it_has_nothing_of_a_rack(host):
+def test_it_has_no_imex(host):
     assert not host.package("nvidia-imex").is_installed
     assert not host.file("/etc/nvidia-imex").exists

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""What role storage leaves on a server and on a client; the mount itself where the kernel has NFS."""
+"""What role storage sets up on a server and on a client; the mount itself only where the kernel has NFS."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ def serves(host):
 @pytest.fixture
 def server(serves):
     if not serves:
-        pytest.skip("of the server, and this node is a client")
+        pytest.skip("a test of the server; this node is a client")
 
 
 @pytest.fixture
 def client(serves):
     if serves:
-        pytest.skip("of a client, and this node is the server")
+        pytest.skip("a test of a client; this node is the server")
 
 
 @pytest.fixture
@@ -38,8 +38,8 @@ def test_export_names_each_client(host, server):
     assert lines[1:] == [f"{PATH} compute-1(rw,sync,no_subtree_check,sec=sys,root_squash)"]
 
 
-def test_server_speaks_version_4_alone(host, server):
-    """nfsconf reads what rpc.nfsd will."""
+def test_server_offers_only_nfs_4(host, server):
+    """nfsconf reads the configuration as rpc.nfsd does."""
     assert host.check_output("nfsconf --get nfsd vers3") == "n"
     assert host.check_output("nfsconf --get nfsd threads") == "64"
 
@@ -50,7 +50,7 @@ def test_folder_of_the_server(host, server):
 
 
 def test_systemd_understands_the_mount(host, client):
-    """systemd itself answers, so that a name it would not take for the path fails."""
+    """Ask systemd itself: a unit name that does not fit the path fails the test."""
     assert host.check_output(f"systemd-escape --path --suffix=mount {PATH}") == UNIT
     shown = host.check_output(f"systemctl show --property=LoadState,What,Where,Type,After '{UNIT}'")
     fields = dict(line.split("=", 1) for line in shown.splitlines())

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 
-# What a person types into su, which wants a terminal.
+# Types a password into su, which needs a terminal.
 LOGIN = "(sleep 2; echo {word}) | runuser -u nobody -- script --quiet --return --command 'su - {user} -c whoami' /dev/null"
 
 
@@ -27,14 +27,14 @@ def test_a_member_logs_in_with_the_password(host):
     assert host.run(LOGIN.format(user="ada", word="other")).rc != 0
 
 
-def test_who_is_in_no_group_stays_outside(host):
+def test_people_outside_the_groups_cannot_log_in(host):
     assert host.check_output("id -u mallory") == "20003"
     assert host.run(LOGIN.format(user="mallory", word="mallory-password")).rc != 0
     assert host.run("su - mallory -c whoami").rc != 0
 
 
-def test_nothing_of_the_directory_is_read_without_tls_and_its_ca(host):
-    """SSSD's own answer, from a cache that is made anew, when the CA is another."""
+def test_sssd_reads_nothing_without_tls_and_the_right_ca(host):
+    """Ask SSSD itself, with an empty cache, after the CA was replaced."""
     conf = host.file("/etc/sssd/sssd.conf").content_string.splitlines()
     assert {"ldap_tls_reqcert=demand", "ldap_id_use_start_tls=true", "access_provider=simple"} <= set(conf)
     host.check_output("cp /etc/muster/directory-ca.pem /run/ca.right; cp /etc/ssl/certs/ca-certificates.crt /etc/muster/directory-ca.pem")
@@ -46,7 +46,7 @@ def test_nothing_of_the_directory_is_read_without_tls_and_its_ca(host):
         assert "directory server ldaps://login-1 has a certificate that is not trusted" in refused.stderr
     finally:
         host.check_output(f"cp -p /run/ca.right /etc/muster/directory-ca.pem; {fresh}")
-    # SSSD may have met the directory's port before its own start was over.
+    # SSSD may have asked the directory before its own start was complete.
     assert host.check_output("timeout 40 sh -c 'until getent passwd ada; do sleep 1; done' | cut -d: -f3") == "20001"
 
 
@@ -63,14 +63,14 @@ def test_the_cache_answers_while_the_directory_is_down(host):
     assert host.check_output("python3 /usr/lib/muster/ldap-probe.py /etc/sssd/sssd.conf") == "ldaps://login-1 answers"
 
 
-def test_the_password_of_the_bind_is_closed(host):
+def test_only_root_reads_the_password_of_the_bind(host):
     conf = host.file("/etc/sssd/sssd.conf")
     mode = 0o600 if host.system_info.release.split(".")[0] == "12" else 0o640
     assert (conf.mode, conf.user, conf.group) == (mode, "root", "root")
     assert "ldap_default_authtok=" in conf.content_string
 
 
-def test_sssd_comes_back(host):
+def test_sssd_starts_at_boot(host):
     assert host.service("sssd").is_enabled
     assert host.service("sssd").is_running
 

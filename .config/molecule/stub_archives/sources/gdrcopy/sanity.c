@@ -1,0 +1,2 @@
+#include <stdio.h>
+int main(void) { fprintf(stderr, "%s\n", "no CUDA-capable device is detected"); return 1; }

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright: the Muster developers
+"""RunInstances: checks that moto lacks, everything that a launch template may say, and a machine for each instance."""
+
+from __future__ import annotations
+
+import base64
+import itertools
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from moto.core.responses import ActionResult
+from moto.ec2.exceptions import EC2ClientError, InvalidAMIIdError, InvalidKeyPairNameError
+from moto.ec2.models.elastic_network_interfaces import Attachment
+from moto.ec2.models.instance_types import INSTANCE_TYPES
+from moto.ec2.models.instances import Instance, InstanceBackend, StateReason
+from moto.ec2.responses import EC2Response
+
+from ansible_collections.muster.fleet.plugins.module_utils.containers.engine import NodeContainerError
+from localcloud.ec2.amis import unknown_key
+from localcloud.ec2.capacity import take_capacity
+from localcloud.wrapping import CLOUD, kept
+
+# Each time a machine comes to rest it gets the next number. A look compares it to see whether the machine changed in the meantime.
+TURNS = itertools.count(1)
+
+
+def get_param(former: Callable, response: EC2Response, name: str, *args: Any, **kwargs: Any) -> Any:
+    """Values that run_instances below worked out override the request."""
+    found = getattr(response, "_localcloud", {})
+    return found[name] if name in found else former(response, name, *args, **kwargs)
+
+
+def run_instances(former: Callable, response: EC2Response) -> ActionResult:
+    """Use everything that the launch template or the request says; a ClientToken that was seen before starts nothing."""
+    ask, backend = response._get_param, response.ec2_backend
+    token = ask("ClientToken")
+    known = backend.__dict__.setdefault("_localcloud_tokens", {})
+    if token in known:
+        return ActionResult(known[token])
+    template = backend._get_template_from_args(ask("LaunchTemplate")).data if ask("LaunchTemplate") else {}
+    check_request(response, template)
+    found: dict[str, Any] = {"MinCount": ask("MaxCount") or ask("MinCount", 1)}
+    interfaces = [dict(each) for each in template.get("NetworkInterfaces") or ()]
+    if interfaces and not ask("NetworkInterfaces"):
+        if subnet := ask("SubnetId"):
+            interfaces = [{"SubnetId": subnet, **each} for each in interfaces]
+        found |= {"NetworkInterfaces": interfaces, "SubnetId": None}
+    placement = {**template.get("Placement", {}), **(ask("Placement") or {})}
+    if zone := placement.get("AvailabilityZone"):
+        found["Placement.AvailabilityZone"] = zone
+    group = placement.get("GroupName")
+    if group and group not in kept(backend, "groups"):
+        raise EC2ClientError("InvalidPlacementGroup.Unknown", f"The Placement Group '{group}' is unknown.")
+    specification = ask("CapacityReservationSpecification") or template.get("CapacityReservationSpecification") or {}
+    reservation = (specification.get("CapacityReservationTarget") or {}).get("CapacityReservationId")
+    if reservation:
+        take_capacity(response, reservation, int(found["MinCount"]))
+    found["MetadataOptions"] = {**template.get("MetadataOptions", {}), **(ask("MetadataOptions") or {})}
+    response._localcloud = found  # type: ignore[attr-defined]
+    answer = former(response)
+    unknown = unknown_key(response, [*(template.get("BlockDeviceMappings") or ()), *(ask("BlockDeviceMappings") or ())])
+    for instance in answer.result.instances:
+        if unknown:
+            # As on AWS: the request is accepted, and its instances terminate.
+            instance.terminate()
+            instance.state_reason = StateReason(f"Client.InvalidKMSKey.InvalidState: {unknown}", "Client.InvalidKMSKey.InvalidState")
+        instance.placement.group_name = group or ""
+        instance.capacity_reservation_id = reservation
+        instance.capacity_reservation_specification = specification or None
+    if token:
+        known[token] = answer.result
+    return answer
+
+
+def check_request(response: EC2Response, template: dict[str, Any]) -> None:
+    """Refuse what AWS refuses and moto accepts."""
+    ask, backend = response._get_param, response.ec2_backend
+    image, key = ask("ImageId") or template.get("ImageId"), ask("KeyName") or template.get("KeyName")
+    kind = ask("InstanceType") or template.get("InstanceType")
+    if not image:
+        raise EC2ClientError("MissingParameter", "The request must contain the parameter ImageId")
+    if image not in backend.amis:
+        raise InvalidAMIIdError([image])
+    if kind and kind not in INSTANCE_TYPES:
+        raise EC2ClientError("InvalidParameterValue", f"Invalid value '{kind}' for InstanceType.")
+    if key and key not in [each.key_name for each in backend.key_pairs.values()]:
+        raise InvalidKeyPairNameError({key})
+
+
+def prep_nics(former: Callable, instance: Instance, nic_spec: list[dict[str, Any]], **kwargs: Any) -> None:
+    """moto stores interfaces by DeviceIndex, which several cards of one instance share; give it unique ones."""
+    asked = [dict(each) for each in nic_spec]
+    former(instance, [{**each, "DeviceIndex": index} for index, each in enumerate(asked)], **kwargs)
+    for index, each in enumerate(asked):
+        nic = instance.nics[index]
+        nic.interface_type = each.get("InterfaceType") or "interface"
+        nic.device_index = int(each.get("DeviceIndex", 0))
+        nic.network_card = int(each.get("NetworkCardIndex", 0))
+
+
+def attached(former: Callable, attachment: Attachment, nic: Any) -> None:
+    former(attachment, nic)
+    attachment.network_card_index = getattr(nic, "network_card", 0)
+
+
+def boot(former: Callable, backend: InstanceBackend, *args: Any, **kwargs: Any) -> Any:
+    """Start a machine for each new instance, in parallel. When one cannot start, terminate all."""
+    reservation = former(backend, *args, **kwargs)
+    with ThreadPoolExecutor(4) as pool:
+        faults = [each for each in pool.map(boot_one, reservation.instances) if each]
+    if faults:
+        for instance in reservation.instances:
+            instance.terminate()
+        raise EC2ClientError("InsufficientInstanceCapacity", faults[0])
+    return reservation
+
+
+def boot_one(instance: Instance) -> str:
+    """Start the instance's machine; return why it failed, or ""."""
+    instance.dead = CLOUD["faults"].take(boots=False) is not None  # type: ignore[attr-defined]
+    nic = instance.nics[0]
+    nic.public_ip_auto_assign, nic.public_ip = False, None
+    if instance.dead:  # type: ignore[attr-defined]
+        return ""
+    try:
+        address = CLOUD["machines"].start(instance.id, instance.image_id, *first_boot(instance))
+    except (NodeContainerError, RuntimeError) as error:
+        return str(error)
+    nic.private_ip_address = address
+    nic.private_ip_addresses = [{"Primary": True, "PrivateIpAddress": address}]
+    instance.settled = next(TURNS)  # type: ignore[attr-defined]
+    return ""
+
+
+def first_boot(instance: Instance) -> tuple[str, bytes]:
+    """The public key and the user data for cloud-init."""
+    keys = [each.public_key for each in instance.ec2_backend.key_pairs.values() if each.key_name == instance.key_name]
+    data = base64.b64decode(str(instance.user_data)) if instance.user_data else b""
+    return "".join(f"{each.strip()}\n" for each in keys), data

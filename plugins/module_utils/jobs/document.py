@@ -1,0 +1,181 @@
+# Copyright: the Muster developers
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The job document `muster.job/1`: what to run, on how many ranks, for how long; launchers turn it into their own language."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import re
+from typing import Any
+
+from ansible_collections.muster.fleet.plugins.module_utils.basics import nearest
+
+SCHEMA = "muster.job/1"
+NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,39}")
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+# Field -> (type, default); a field without a default (REQUIRED) must be given.
+REQUIRED = object()
+FIELDS: dict[str, tuple[type, Any]] = {
+    "schema": (str, SCHEMA),
+    "name": (str, REQUIRED),
+    "command": (list, REQUIRED),
+    "image": (str, ""),
+    "venv": (str, ""),
+    "nodes": (int, 1),
+    "procs_per_node": (int, 1),
+    "cpus_per_proc": (int, 1),
+    "env": (dict, {}),
+    "secrets": (dict, {}),
+    "mounts": (list, []),
+    "time_limit": (int, 60),
+    "retries": (int, 0),
+    "launcher": (dict, {}),
+}
+# Fields of a single launcher. A new launcher adds a line here and no field above.
+LAUNCHERS: dict[str, dict[str, tuple[type, Any]]] = {
+    "slurm": {"kind": (str, "slurm"), "mpi": (str, "pmix"), "launch": (str, "srun"), "partition": (str, ""), "options": (dict, {})},
+}
+CHOICES = {"mpi": ("pmix", "none"), "launch": ("srun", "torchrun")}
+# Where a secret may come from -> the field that says which one. A document never holds the value itself.
+SECRET_SOURCES = {"file": "path", "env": "name"}
+TYPE_NAMES = {str: "text", int: "a whole number", list: "a list", dict: "a mapping"}
+
+
+class JobError(ValueError):
+    """A job document that cannot be run; its text is one sentence with the remedy."""
+
+
+def _filled(data, fields, where):
+    """`data` with defaults from `fields`; refuses a field that is unknown, missing or of another type."""
+    for field in data:
+        if field not in fields:
+            raise JobError("%s has the unknown field %s; %s" % (where, field, nearest(field, fields)))
+    filled = {}
+    for field, (kind, default) in fields.items():
+        value = data.get(field)
+        if value is None:
+            if default is REQUIRED:
+                raise JobError("%s has no %s; add it." % (where, field))
+            value = copy.deepcopy(default)
+        # YAML's `true` is an int in Python, but never a count.
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise JobError("%s: %s must be %s, not %r." % (where, field, TYPE_NAMES[kind], value))
+        filled[field] = value
+    return filled
+
+
+def _check_text(value, what):
+    """Refuse what would start a new line in a batch script."""
+    if not isinstance(value, (str, int, float)) or isinstance(value, bool):
+        raise JobError("%s must be text, not %r; quote it." % (what, value))
+    if "\n" in str(value) or "\0" in str(value):
+        raise JobError("%s holds a line break or a NUL; remove it." % what)
+
+
+def _check_secrets(secrets, where):
+    for name, reference in secrets.items():
+        source = str(reference.get("from")) if isinstance(reference, dict) else ""
+        field = SECRET_SOURCES.get(source)
+        if not VARIABLE.fullmatch(str(name)) or field is None or set(reference) != {"from", field} or not reference[field]:
+            # The message does not repeat the value, because it may be a secret instead of a reference.
+            raise JobError("%s: the secret %s must be a reference, {from: file, path: ...} or {from: env, name: ...}." % (where, name))
+        _check_text(reference[field], "%s: the secret %s" % (where, name))
+        if source == "file" and not str(reference[field]).startswith("/"):
+            raise JobError("%s: the secret %s needs the absolute path of a file on the node." % (where, name))
+        if source == "env" and not VARIABLE.fullmatch(str(reference[field])):
+            raise JobError("%s: the secret %s names no environment variable." % (where, name))
+
+
+def check_name(name):
+    """Refuse a name that could not be a folder and a part of Slurm's job name."""
+    if not NAME.fullmatch(name):
+        raise JobError("Job %s: a name is 1 to 40 of a-z, 0-9, '.', '_' and '-', and starts with a letter or digit." % name)
+
+
+def load(data):
+    """The complete, checked document of `data`, a mapping as read from YAML or JSON.
+
+    Every field is there afterwards, with its default where none was given; env values are text.
+    Raises JobError with one sentence for the first thing that is wrong.
+    """
+    if not isinstance(data, dict):
+        raise JobError("A job document is a mapping with name and command, not %s." % type(data).__name__)
+    where = "Job %s" % data.get("name", "without a name")
+    job = _filled(data, FIELDS, where)
+    if job["schema"] != SCHEMA:
+        raise JobError("%s has the schema %s; this version of Muster reads %s." % (where, job["schema"], SCHEMA))
+    check_name(job["name"])
+    if not job["command"]:
+        raise JobError("%s: command is empty; give a list such as [python, -m, trainer, train]." % where)
+    for word in job["command"]:
+        _check_text(word, "%s: each word of command" % where)
+    job["command"] = [str(word) for word in job["command"]]
+    for field in ("nodes", "procs_per_node", "cpus_per_proc", "time_limit"):
+        if job[field] < 1:
+            raise JobError("%s: %s must be at least 1, not %d." % (where, field, job[field]))
+    if job["retries"] < 0:
+        raise JobError("%s: retries must be 0 or more, not %d." % (where, job["retries"]))
+    if job["image"] and job["venv"]:
+        raise JobError("%s has both image and venv; keep one." % where)
+    if job["mounts"] and not job["image"]:
+        raise JobError("%s has mounts without an image; without a container the node's own paths are seen." % where)
+    for value in [job["image"], job["venv"], *job["mounts"]]:
+        _check_text(value, "%s: each of image, venv and mounts" % where)
+    if job["venv"] and not job["venv"].startswith("/"):
+        raise JobError("%s: venv must be an absolute path on the nodes, not %s." % (where, job["venv"]))
+    for name, value in job["env"].items():
+        if not VARIABLE.fullmatch(str(name)):
+            raise JobError("%s: env has %s, which is no name of an environment variable." % (where, name))
+        _check_text(value, "%s: env %s" % (where, name))
+    job["env"] = {name: str(value) for name, value in job["env"].items()}
+    _check_secrets(job["secrets"], where)
+
+    kind = job["launcher"].get("kind", "slurm")
+    if kind not in LAUNCHERS:
+        raise JobError("%s: launcher.kind %s is unknown; %s" % (where, kind, nearest(kind, LAUNCHERS)))
+    job["launcher"] = _filled(job["launcher"], LAUNCHERS[kind], "%s: launcher" % where)
+    for field, known in CHOICES.items():
+        value = job["launcher"].get(field, known[0])
+        if value not in known:
+            raise JobError("%s: launcher.%s %s is unknown; %s" % (where, field, value, nearest(value, known)))
+    for field, value in job["launcher"].items():
+        if not isinstance(value, dict):
+            _check_text(value, "%s: launcher.%s" % (where, field))
+    return job
+
+
+def canonical(value):
+    """JSON that is the same text for equal values."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+
+
+def identity(document):
+    """The sha256 (64 hexadecimal digits) of a document from load(): documents that would run the same have the same sha256."""
+    return hashlib.sha256(canonical(document).encode()).hexdigest()
+
+
+def check_fits(document, cpus):
+    """Refuse a document that asks for more than the cluster has.
+
+    cpus: {node name: CPUs} of the nodes that the job may use, whatever their present state. Raises JobError.
+    """
+    wanted = document["procs_per_node"] * document["cpus_per_proc"]
+    fitting = sum(1 for count in cpus.values() if count >= wanted)
+    if fitting < document["nodes"]:
+        raise JobError(
+            "Job %s wants %d ranks of %d CPUs on each of %d nodes, and %d of the %d nodes there have so many CPUs (the largest has %d); "
+            "lower nodes, procs_per_node or cpus_per_proc."
+            % (
+                document["name"],
+                document["procs_per_node"],
+                document["cpus_per_proc"],
+                document["nodes"],
+                fitting,
+                len(cpus),
+                max(cpus.values(), default=0),
+            )
+        )

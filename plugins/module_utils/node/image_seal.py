@@ -1,0 +1,131 @@
+# Copyright: the Muster developers
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What must not be in an image, and the list of what is in it (CycloneDX).
+
+All paths are below `root`, so that tests can use another one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import json
+import os
+import shutil
+import stat
+import uuid
+
+SBOM = "/etc/muster/sbom.cdx.json"
+# Machines from one image must differ in these files, and nobody's access or history may be copied.
+GONE = (
+    "/etc/ssh/ssh_host_*",
+    "/etc/munge/munge.key",
+    "/etc/slurm/*.key",
+    "/var/lib/munge/munge.seed",
+    "/var/lib/dbus/machine-id",
+    "/var/lib/systemd/random-seed",
+    "/var/lib/systemd/credential.secret",
+    "/var/lib/cloud/*",
+    "/var/lib/dhcp/*.lease*",
+    "/var/lib/NetworkManager/*.lease",
+    "/var/lib/amazon/ssm/*",
+    "/root/.ssh/authorized_keys*",
+    "/home/*/.ssh/authorized_keys*",
+    "/root/.*_history",
+    "/home/*/.*_history",
+    "/root/.aws",
+    "/home/*/.aws",
+    "/var/log/journal/*",
+    "/var/log/*.gz",
+    "/var/log/*.[0-9]",
+    "/var/log/*/*.gz",
+    "/var/log/*/*.[0-9]",
+    "/var/tmp/muster-*",
+    # The archives of installed packages: with CUDA these are gigabytes in every image.
+    "/var/cache/apt/archives/*.deb",
+    "/var/cache/apt/*.bin",
+    "/var/cache/dnf/*",
+    "/var/cache/libdnf5/*",
+)
+# Daemons and systemd need these files to exist, and to be empty.
+EMPTY = (
+    "/etc/machine-id",
+    "/var/log/*",
+    "/var/log/*/*",
+)
+
+
+class SealError(Exception):
+    """The image is not clean; the text is one sentence for the user."""
+
+
+def dirt(root):
+    """(paths to remove, files to empty) below `root`."""
+    removed = [path for pattern in GONE for path in sorted(glob.glob(root + pattern))]
+    emptied = [
+        path
+        for pattern in EMPTY
+        for path in sorted(glob.glob(root + pattern))
+        if path not in removed and not os.path.islink(path) and stat.S_ISREG(os.lstat(path).st_mode) and os.path.getsize(path)
+    ]
+    return removed, emptied
+
+
+def clean(root):
+    """Remove and empty them; SealError names one that could not be cleaned."""
+    removed, emptied = dirt(root)
+    for path in removed:
+        if os.path.isdir(path) and not os.path.islink(path):
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            _try(os.unlink, path)
+    for path in emptied:
+        _try(lambda each: os.truncate(each, 0), path)
+    # A daemon may write a log while it is emptied, so a log that is not empty is not a fault.
+    left = dirt(root)[0] + [path for path in dirt(root)[1] if not path.startswith(root + "/var/log/")]
+    if left:
+        raise SealError("%s cannot be removed from the image; remove it in a task of your own and seal again." % left[0])
+
+
+def _try(change, path):
+    # The second call of dirt() finds what is left.
+    with contextlib.suppress(OSError):
+        change(path)
+
+
+def sbom(manifest, system, version, machine):
+    """CycloneDX 1.6 of a manifest's components and packages; the same manifest gives the same text."""
+    kind = "deb" if system in ("debian", "ubuntu") else "rpm"
+    distro = "%s-%s" % (system, version)
+    parts = [
+        {
+            "type": "application",
+            "bom-ref": "muster:%s" % name,
+            "name": name,
+            "version": entry["version"],
+            "properties": [{"name": "muster:inputs_sha256", "value": entry["inputs_sha256"]}],
+        }
+        for name, entry in sorted(manifest["components"].items())
+    ]
+    for name, found in sorted(manifest["packages"].items()):
+        purl = "pkg:%s/%s/%s@%s?arch=%s&distro=%s" % (kind, system, _quoted(name), _quoted(found), machine, distro)
+        parts.append({"type": "library", "bom-ref": purl, "name": name, "version": found, "purl": purl})
+    stack = manifest["stack"] or {}
+    document = {
+        "bomFormat": "CycloneDX",
+        "specVersion": "1.6",
+        "version": 1,
+        "metadata": {
+            "component": {"type": "operating-system", "bom-ref": distro, "name": system, "version": version},
+            "properties": [{"name": "muster:stack_%s" % key, "value": stack[key]} for key in sorted(stack) if stack[key]],
+        },
+        "components": parts,
+    }
+    # The specification asks for a different serial number for every different document.
+    number = uuid.uuid5(uuid.NAMESPACE_URL, json.dumps(document, sort_keys=True))
+    return json.dumps({**document, "serialNumber": "urn:uuid:%s" % number}, indent=1, sort_keys=True) + "\n"
+
+
+def _quoted(text):
+    return text.replace("%", "%25").replace("+", "%2B").replace(":", "%3A")

@@ -1,0 +1,424 @@
+# Copyright: the Muster developers
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Rules of scope stack: which versions work with each other, with a type and with an operating system."""
+
+from __future__ import annotations
+
+from ansible_collections.muster.fleet.plugins.module_utils.stack.document import components, refusal, source_of
+from ansible_collections.muster.fleet.plugins.module_utils.stack.rule_case import Broken, Missing, broken_unless, rule
+
+RPM = ("amzn2023", "rhel9", "rocky9")
+ENDED = (535, 550, 560, 570, 575, 590, 610)
+OPEN_ONLY = 620
+P5 = ("p5", "p5e", "p5en")
+
+# --- GPU and driver
+
+
+@rule("driver-source", "stack", reason="without a driver no GPU is seen", source="the stack document")
+def driver_source(case):
+    if not case.nvidia:
+        return None
+    case.component("nvidia_driver")
+    said = refusal(case.stack, "nvidia_driver", case.system, case.type("arch"))
+    return broken_unless(not said, said.rstrip("."))
+
+
+@rule("blackwell-open", "stack", reason="Blackwell and Grace have no proprietary kernel modules", source="NVIDIA driver guide, R615")
+def blackwell_open(case):
+    if not case.gpu_at_least("blackwell"):
+        return None
+    return broken_unless(case.kernel_modules == "open", "kernel_modules of nvidia_driver must be open")
+
+
+@rule("open-turing", "stack", reason="open kernel modules need the GSP, which came with Turing", source="NVIDIA driver guide, R615")
+def open_turing(case):
+    if not case.nvidia:
+        return None
+    return broken_unless(
+        case.kernel_modules != "open" or case.gpu_at_least("turing"), "kernel_modules of nvidia_driver must be proprietary"
+    )
+
+
+@rule("proprietary-620", "stack", reason="branch 620 removed the proprietary kernel modules", source="NVIDIA driver guide, 2026-11-09")
+def proprietary_620(case):
+    if not case.nvidia:
+        return None
+    return "" if case.kernel_modules == "open" or case.branch < OPEN_ONLY else case.at_most("nvidia_driver", "619")
+
+
+def _driver(name, gpus, oldest, source):
+    @rule(name, "stack", reason="%s came with branch %s" % (" and ".join(gpus), oldest), source=source)
+    def function(case):
+        return case.at_least(("nvidia_driver", oldest)) if case.type("gpu_model") in gpus else None
+
+    return function
+
+
+b200_driver = _driver("b200-driver", ("B200", "GB200"), "570", "NVIDIA driver release notes, 570")
+g7e_driver = _driver("g7e-driver", ("RTX PRO 6000 Server",), "575", "NVIDIA driver release notes, 575")
+b300_driver = _driver("b300-driver", ("B300", "GB300"), "580", "NVIDIA driver release notes, 580")
+g7_driver = _driver("g7-driver", ("RTX PRO 4500 Server",), "595", "NVIDIA driver release notes, 595; EKS AMI documentation")
+
+
+@rule("hopper-driver", "stack", reason="Hopper came with branch 525", source="NVIDIA driver release notes, 525")
+def hopper_driver(case):
+    return case.at_least(("nvidia_driver", "525")) if case.type("gpu_arch") == "hopper" else None
+
+
+@rule(
+    "volta-last",
+    "stack",
+    reason="580 is the last branch with Volta, and its open modules leave Volta out",
+    source="NVIDIA driver guide, R580",
+)
+def volta_last(case):
+    if case.type("gpu_arch") != "volta":
+        return None
+    if case.branch > 580:
+        return Broken(
+            "nvidia_driver must be of branch 580 or earlier and is %s" % case.version("nvidia_driver"), nvidia_driver="<= 580.999"
+        )
+    return broken_unless(case.kernel_modules == "proprietary", "kernel_modules of nvidia_driver must be proprietary")
+
+
+@rule("driver-595-left", "stack", reason="branch 595 left P3, P3dn and the shared L4 out", source="EKS AMI documentation, 2026-07")
+def driver_595_left(case):
+    if not case.nvidia:
+        return None
+    return case.at_most("nvidia_driver", "594") if case.type("family") in ("p3", "p3dn", "g6f", "gr6f") else ""
+
+
+@rule(
+    "gsp-turing-a10",
+    "stack",
+    warn=True,
+    reason="T4 and A10G had trouble with the GSP's firmware",
+    source="EKS AMI, nvidia-kmod-load.sh, 2026-07",
+)
+def gsp_turing_a10(case):
+    if case.type("family") not in ("g4dn", "g5", "g5g"):
+        return None
+    off = "NVreg_EnableGpuFirmware=0" in case.component("nvidia_driver").get("module_options", [])
+    return broken_unless(case.kernel_modules == "open" or off, "module_options of nvidia_driver should have NVreg_EnableGpuFirmware=0")
+
+
+@rule(
+    "nvswitch-fm",
+    "stack",
+    reason="the fabric manager speaks to its own driver only",
+    source="NVIDIA fabric manager guide; every image project",
+)
+def nvswitch_fm(case):
+    return case.same_version("fabricmanager", "nvidia_driver") if case.type("nvswitch") else None
+
+
+@rule("nscq", "stack", reason="the switch library speaks to its own driver only", source="NVIDIA fabric manager guide; every image project")
+def nscq(case):
+    return case.same_version("nscq", "nvidia_driver") if case.type("nvswitch") and case.component("nscq") else None
+
+
+@rule(
+    "nvlsm",
+    "stack",
+    reason="NVLink 5 switches need the subnet manager beside the fabric manager",
+    source="NVIDIA fabric manager guide, B200",
+)
+def nvlsm(case):
+    if case.type("gpu_model") not in ("B200", "B300"):
+        return None
+    return broken_unless("nvlsm" in case.stack, "the stack must have nvlsm")
+
+
+@rule("imex", "stack", reason="IMEX speaks to its own driver only", source="NVIDIA IMEX guide; aws-parallelcluster 3.16")
+def imex(case):
+    return case.same_version("imex", "nvidia_driver") if case.type("family").startswith("p6e-") else None
+
+
+@rule("driver-eol", "stack", warn=True, reason="NVIDIA mends this branch no more", source="NVIDIA driver branches, 2026-10")
+def driver_eol(case):
+    if not case.nvidia:
+        return None
+    return broken_unless(case.branch not in ENDED, "nvidia_driver should be of branch 580 or 595 and is %s" % case.version("nvidia_driver"))
+
+
+@rule(
+    "fm-pkg-name", "stack", reason="the package of RPM systems lost a dash at 580", source="aws-parallelcluster, install-nvidia-driver.sh"
+)
+def fm_pkg_name(case):
+    if not case.type("nvswitch"):
+        return None
+    named = [each for each in case.component("fabricmanager")["sources"] if set(each.get("systems", [])) & set(RPM) and "packages" in each]
+    if not named:
+        raise Missing("the stack names no package of the fabric manager for RPM systems")
+    right = "nvidia-fabric-manager" if case.branch < 580 else "nvidia-fabricmanager"
+    wrong = [name for each in named for name in each["packages"] if not name.startswith(right + "-")]
+    return broken_unless(not wrong, "the package of fabricmanager must be %s-VERSION" % right)
+
+
+@rule(
+    "gb200-cdmm",
+    "stack",
+    reason="coherent memory is given to the driver from 580 on",
+    source="azhpc-images; NVIDIA driver release notes, 580",
+)
+def gb200_cdmm(case):
+    return case.at_least(("nvidia_driver", "580")) if case.type("family").startswith("p6e-") else None
+
+
+@rule("stack-arch", "stack", reason="software of another architecture does not start", source="Amazon EC2, DescribeInstanceTypes")
+def stack_arch(case):
+    if "architectures" not in case.stack:
+        raise Missing("the stack names no architectures")
+    return broken_unless(case.type("arch") in case.stack["architectures"], "architectures must have %s" % case.type("arch"))
+
+
+# --- CUDA
+
+
+@rule("cuda13", "stack", reason="CUDA 13 runs on driver 580 and later", source="CUDA release notes 13.0")
+def cuda13(case):
+    return case.at_least(("nvidia_driver", "580.65.06")) if case.nvidia and case.major("cuda") == 13 else None
+
+
+@rule("cuda12", "stack", reason="CUDA 12 runs on driver 525 and later", source="CUDA release notes 12.0")
+def cuda12(case):
+    return case.at_least(("nvidia_driver", "525.60.13")) if case.nvidia and case.major("cuda") == 12 else None
+
+
+@rule("cuda-blackwell", "stack", reason="code for sm_100 came with CUDA 12.8", source="CUDA release notes 12.8; NCCL makefiles")
+def cuda_blackwell(case):
+    return case.at_least(("cuda", "12.8")) if case.type("gpu_model") in ("B200", "GB200") else None
+
+
+@rule("cuda-b300", "stack", reason="code for sm_103 came with CUDA 12.9", source="CUDA release notes 12.9; NCCL makefiles")
+def cuda_b300(case):
+    return case.at_least(("cuda", "12.9")) if case.type("gpu_model") in ("B300", "GB300") else None
+
+
+@rule("cuda-hopper", "stack", reason="code for sm_90 came with CUDA 11.8", source="CUDA release notes 11.8")
+def cuda_hopper(case):
+    return case.at_least(("cuda", "11.8")) if case.type("gpu_arch") == "hopper" else None
+
+
+@rule("cuda13-volta", "stack", reason="CUDA 13 left Volta out", source="CUDA release notes 13.0")
+def cuda13_volta(case):
+    return case.at_most("cuda", "12") if case.type("gpu_arch") == "volta" else None
+
+
+@rule(
+    "no-max-rule",
+    "stack",
+    reason="drivers run the programs of all earlier CUDA; the compatibility page's maximum is none",
+    source="CUDA compatibility guide",
+)
+def no_max_rule(case):
+    if not case.nvidia:
+        return None
+    limit = case.component("cuda").get("driver_max")
+    return broken_unless(
+        not limit or case.branch < int(limit.split(".")[0]), "driver_max of cuda must go, because it refuses a driver that works"
+    )
+
+
+# --- EFA
+
+
+@rule(
+    "efa-missing",
+    "stack",
+    warn=True,
+    reason="without it NCCL runs over TCP, or on the driver that the kernel happens to have",
+    source="EFA user guide",
+)
+def efa_missing(case):
+    return broken_unless("efa" in case.stack, "the stack should have efa") if case.type("efa") else None
+
+
+@rule("efa-580", "stack", reason="the way to a GPU's memory changed with 580", source="EFA installer changelog, 1.43.3")
+def efa_580(case):
+    if not (case.nvidia and case.type("gpudirect_rdma") and case.branch >= 580):
+        return None
+    return case.at_least(("efa", "1.43.3"))
+
+
+@rule("efa-p5en", "stack", reason="its EFA has the device id 0xefa3", source="EFA driver release notes, 2.12.0")
+def efa_p5en(case):
+    return case.at_least(("efa", "1.35.0")) if case.type("family") == "p5en" else None
+
+
+def _efa_system(name, system, limit, value, source="EFA installer changelog"):
+    what = "came with" if limit == ">=" else "was left after"
+
+    @rule(name, "stack", reason="%s %s EFA installer %s" % (system, what, value), source=source)
+    def function(case):
+        if case.system != system:
+            return None
+        return case.at_least(("efa", value)) if limit == ">=" else case.at_most("efa", value)
+
+    return function
+
+
+efa_al2 = _efa_system("efa-al2", "amzn2", "<=", "1.49.0")
+efa_u2004 = _efa_system("efa-u2004", "ubuntu20.04", "<=", "1.42.0")
+efa_deb11 = _efa_system("efa-deb11", "debian11", "<=", "1.50.0")
+efa_deb10 = _efa_system("efa-deb10", "debian10", "<=", "1.39.0")
+efa_u2404 = _efa_system("efa-u2404", "ubuntu24.04", ">=", "1.33.0")
+efa_rhel10 = _efa_system("efa-rhel10", "rhel10", ">=", "1.48.0")
+
+
+def _bundled(case):
+    return any("bundled_in" in each for each in case.component("aws_ofi_nccl")["sources"])
+
+
+@rule(
+    "efa-plugin-el9", "stack", reason="the installer has the plugin for RHEL 9 and Rocky 9 from 1.46.0 on", source="EFA installer changelog"
+)
+def efa_plugin_el9(case):
+    return case.at_least(("efa", "1.46.0")) if case.system in ("rhel9", "rocky9") and _bundled(case) else None
+
+
+@rule("efa-plugin-el8", "stack", reason="the installer has no plugin for RHEL 8 and Rocky 8", source="EFA installer changelog")
+def efa_plugin_el8(case):
+    return broken_unless(not _bundled(case), "aws_ofi_nccl must come from source") if case.system in ("rhel8", "rocky8") else None
+
+
+@rule("efa-plugin-arm", "stack", reason="the installer has the plugin for ARM from 1.40.0 on", source="EFA installer changelog")
+def efa_plugin_arm(case):
+    return case.at_least(("efa", "1.40.0")) if case.type("arch") == "arm64" and _bundled(case) else None
+
+
+@rule("efa-1.47-hang", "stack", warn=True, reason="large broadcasts between nodes hang", source="deep-learning-containers#6668, 2026-08-27")
+def efa_147_hang(case):
+    if not case.type("efa"):
+        return None
+    bad = case.version("efa") == "1.47.0" and case.version("aws_ofi_nccl") == "1.18.0"
+    return broken_unless(not bad, "efa should be 1.49.0 or later", efa=">= 1.49.0")
+
+
+@rule("efa-rdma-core", "stack", reason="mixed, the loader ends with EFA_1.4 not found", source="prime-rl#3454")
+def efa_rdma_core(case):
+    case.component("efa")
+    wrong = [
+        name for name in ("rdma_core", "libfabric") if any(each.get("bundled_in") != "efa" for each in case.component(name)["sources"])
+    ]
+    return broken_unless(not wrong, "%s must come with efa, from the same installer" % " and ".join(wrong))
+
+
+# --- plugin and NCCL
+
+
+def _over_efa(case):
+    return case.nvidia and case.type("efa")
+
+
+@rule("plugin-nccl", "stack", reason="the plugin's oldest interface is that of NCCL 2.17", source="aws-ofi-nccl release notes")
+def plugin_nccl(case):
+    return case.at_least(("nccl", "2.17.1")) if _over_efa(case) and case.component("aws_ofi_nccl") else None
+
+
+@rule("plugin-libfabric", "stack", reason="the plugin's AWS build asks for it", source="aws-ofi-nccl release notes, 1.14")
+def plugin_libfabric(case):
+    return case.at_least(("libfabric", "1.22.0amzn4.0")) if _over_efa(case) and case.component("aws_ofi_nccl") else None
+
+
+@rule(
+    "p5-plugin",
+    "stack",
+    reason="older ones do not know the type, or run it at a part of its speed",
+    source="aws-ofi-nccl release notes, 1.7.3",
+)
+def p5_plugin(case):
+    if case.type("family") not in P5:
+        return None
+    return case.at_least(("aws_ofi_nccl", "1.7.3"), ("nccl", "2.18.5"), ("efa", "1.29.0"))
+
+
+@rule("p5-cuda12", "stack", reason="NCCL's path for H100 is made with CUDA 12", source="NCCL and aws-ofi-nccl release notes")
+def p5_cuda12(case):
+    return case.at_least(("cuda", "12")) if case.type("family") in P5 else None
+
+
+def _plugin(name, matches, oldest, warn=False):
+    @rule(name, "stack", warn=warn, reason="older plugins do not know the type", source="aws-ofi-nccl release notes, %s" % oldest)
+    def function(case):
+        return case.at_least(("aws_ofi_nccl", oldest)) if case.type("name").startswith(matches) and case.type("efa") else None
+
+    return function
+
+
+p54_plugin = _plugin("p54-plugin", "p5.4xlarge", "1.16.2")
+b200_plugin = _plugin("b200-plugin", "p6-b200", "1.15.0")
+b300_plugin = _plugin("b300-plugin", "p6-b300", "1.18.0")
+g7e_plugin = _plugin("g7e-plugin", "g7e", "1.17.2")
+gb200_plugin = _plugin("gb200-plugin", "p6e-", "1.19.0")
+
+
+@rule("blackwell-tuner", "stack", warn=True, reason="earlier plugins have no tuner for it", source="aws-ofi-nccl release notes, 1.18.0")
+def blackwell_tuner(case):
+    return case.at_least(("aws_ofi_nccl", "1.18.0")) if case.type("gpu_model") in ("B200", "B300") else None
+
+
+@rule("cuda13-plugin", "stack", reason="plugins before it are linked against CUDA 12", source="aws-ofi-nccl release notes, 1.17.0")
+def cuda13_plugin(case):
+    return case.at_least(("aws_ofi_nccl", "1.17.0")) if _over_efa(case) and case.major("cuda") == 13 else None
+
+
+@rule("plugin-982", "stack", reason="together they end in a crash on A100", source="aws-ofi-nccl#982")
+def plugin_982(case):
+    if case.type("gpu_model") != "A100":
+        return None
+    bad = case.version("aws_ofi_nccl") == "1.16.2" and case.version("nccl") == "2.20.5"
+    return broken_unless(not bad, "aws_ofi_nccl must not be 1.16.2 with nccl 2.20.5", aws_ofi_nccl=">= 1.16.3")
+
+
+@rule(
+    "nccl219-efa",
+    "stack",
+    reason="NCCL 2.19 registers memory as earlier EFA does not allow",
+    source="aws-ofi-nccl issues; EFA installer 1.29",
+)
+def nccl219_efa(case):
+    return case.at_least(("efa", "1.29.0")) if _over_efa(case) and not case.at_least(("nccl", "2.19")) else None
+
+
+@rule(
+    "gdrcopy-cuda13",
+    "stack",
+    reason="CUDA 13, Blackwell and coherent memory came with GDRCopy 2.5.1",
+    source="gdrcopy release notes, 2.5.1",
+)
+def gdrcopy_cuda13(case):
+    if not case.nvidia or not (case.gpu_at_least("blackwell") or case.major("cuda") >= 13):
+        return None
+    return case.at_least(("gdrcopy", "2.5.1"))
+
+
+# --- the rest
+
+
+@rule("dcgm-cuda", "stack", reason="DCGM 4 has a package for each major of CUDA", source="DCGM 4 release notes")
+def dcgm_cuda(case):
+    if not case.nvidia:
+        return None
+    if case.major("dcgm") < 4:
+        return None
+    right = "datacenter-gpu-manager-4-cuda%d" % (13 if case.branch >= 580 else 12)
+    named = [each["packages"] for each in case.component("dcgm")["sources"] if "packages" in each]
+    return broken_unless(named and all(right in each for each in named), "the package of dcgm must be %s" % right)
+
+
+@rule("neuron", "stack", reason="Trainium is seen by Neuron's driver alone", source="AWS Neuron documentation")
+def neuron(case):
+    if case.type("accelerator") != "neuron":
+        return None
+    said = refusal(case.stack, "neuron", case.system, case.type("arch"))
+    return broken_unless(not said, said.rstrip("."))
+
+
+@rule("source-unverified", "stack", warn=True, reason="what nothing vouches for is not installed", source="the stack document")
+def source_unverified(case):
+    arch = case.type("arch")
+    told = [name for name in components(case.stack) if "unverified" in (source_of(case.stack, name, case.system, arch) or {})]
+    return broken_unless(not told, "%s should have sums or signatures; `make stack-sums` prints them" % ", ".join(told))

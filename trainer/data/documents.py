@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright: the Muster developers
+"""Documents of the Hugging Face library `datasets`: the text of their records, and the endless documents of one stream."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from trainer.cli import UsageError
+from trainer.data.tokens import window_of
+from trainer.hub import hub_errors
+
+# Columns of instruction sets: the question (with its addition), and the answer. The first column that a set has counts.
+QUESTIONS = (("prompt", None), ("instruction", "input"), ("question", "context"), ("query", None))
+ANSWERS = ("completion", "response", "output", "answer")
+TURNS = ("messages", "conversations")
+
+# The parts of a document in order, each with whether the loss counts it.
+Parts = list[tuple[str, bool]]
+
+
+def reader_of(columns: list[str], name: str) -> Callable[[Mapping[str, Any]], Parts]:
+    """The function that makes text of a record with these columns; raises UsageError if none of them has text."""
+    if "text" in columns:
+        return lambda record: [(record["text"] or "", True)]
+    for column in TURNS:
+        if column in columns:
+            return lambda record: conversation(record[column])
+    for question, addition in QUESTIONS:
+        for answer in ANSWERS:
+            if question in columns and answer in columns:
+                parts = [question] + ([addition] if addition in columns else [])
+
+                def pair(record: Mapping[str, Any], answer: str = answer, parts: list[str] = parts) -> Parts:
+                    asked = "\n\n".join(record[part] for part in parts if record[part])
+                    return [(asked + "\n\n", False), (record[answer] or "", True)]
+
+                return pair
+    raise UsageError(
+        f"data set {name} has no text: its columns are {', '.join(columns)}; use one with text, messages, or prompt and response"
+    )
+
+
+def conversation(turns: list[Mapping[str, Any]]) -> Parts:
+    """The turns of a conversation; the loss counts only the assistant's."""
+    parts: Parts = []
+    for turn in turns:
+        role, content = turn.get("role", turn.get("from")), turn.get("content", turn.get("value")) or ""
+        parts += [(f"{role}:\n", False), (content + "\n", role in ("assistant", "gpt"))]
+    return parts
+
+
+class Documents(Protocol):
+    """The endless documents of one stream: after the last one it starts again with the first."""
+
+    def read(self, count: int) -> list[Parts]: ...
+    def cursor(self) -> Any: ...
+    def seek(self, cursor: Any) -> None: ...
+
+
+class Streamed:
+    """Documents of a shard of an IterableDataset, in its order. Nothing is shuffled in memory, so the cursor of `datasets` is exact."""
+
+    def __init__(self, shard: Callable[[], Any], parts: Callable[[Mapping[str, Any]], Parts], name: str) -> None:
+        self.shard, self.parts, self.name = shard, parts, name
+        self.passes = self.given = 0
+        self._open(None)
+
+    def _open(self, state: dict[str, Any] | None) -> None:
+        self.dataset = self.shard()
+        if state is not None:
+            self.dataset.load_state_dict(state)
+        self.records = iter(self.dataset)
+
+    def read(self, count: int) -> list[Parts]:
+        documents: list[Parts] = []
+        with hub_errors(f"data set {self.name}", "use --dataset_path"):
+            while len(documents) < count:
+                record = next(self.records, None)
+                if record is not None:
+                    documents.append(self.parts(record))
+                    self.given += 1
+                elif self.given:
+                    self.passes, self.given = self.passes + 1, 0
+                    self._open(None)
+                else:
+                    raise UsageError(f"data set {self.name} has a part without a single document: lower --data_streams")
+        return documents
+
+    def cursor(self) -> Any:
+        return {"passes": self.passes, "given": self.given, "state": self.dataset.state_dict()}
+
+    def seek(self, cursor: Any) -> None:
+        self.passes, self.given = cursor["passes"], cursor["given"]
+        self._open(cursor["state"])
+
+
+class Chosen:
+    """Documents of a Dataset in a folder. In each pass all streams together read every document once, in an order that the seed decides."""
+
+    def __init__(self, dataset: Any, parts: Callable[[Mapping[str, Any]], Parts], seed: int, stream: int, streams: int) -> None:
+        self.dataset, self.parts, self.seed, self.stream, self.streams = dataset, parts, seed, stream, streams
+        self.given = 0
+
+    def read(self, count: int) -> list[Parts]:
+        numbers = [number * self.streams + self.stream for number in range(self.given, self.given + count)]
+        self.given += count
+        columns = self.dataset[[window_of(self.seed, number, len(self.dataset)) for number in numbers]]
+        return [self.parts({name: values[row] for name, values in columns.items()}) for row in range(count)]
+
+    def cursor(self) -> Any:
+        return self.given
+
+    def seek(self, cursor: Any) -> None:
+        self.given = cursor

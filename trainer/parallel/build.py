@@ -1,0 +1,258 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright: the Muster developers
+"""Builds the model over all ranks.
+
+A pipeline splits the model by blocks, and tensor and expert parallelism divide single weights. Then recomputation and compilation are set
+for each block, and FSDP2 or DDP is put around the model. Every rank draws each whole weight and keeps its part, so all layouts start with
+the same weights and no rank sends any.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.nn.parallel import DistributedDataParallel
+
+from trainer.comm import Groups
+from trainer.config import LayoutFlags, TrainConfig
+from trainer.fp8 import use_float8
+from trainer.layout import Layout, layout_of
+from trainer.llama import Block, Llama, initial_value
+from trainer.models import Shape
+from trainer.parallel.engine import Engine, sync
+from trainer.parallel.pipeline import Pipeline, link
+from trainer.parallel.precision import COMPUTE, LossScale, precision_of
+
+# End of a weight's name → the dimension that tensor ranks divide. Each rank has the other weights whole.
+TENSOR_DIMS = {
+    "q_proj": 0,
+    "k_proj": 0,
+    "v_proj": 0,
+    "o_proj": 1,
+    "gate_proj": 0,
+    "up_proj": 0,
+    "down_proj": 1,
+    "embed_tokens": 0,
+    "lm_head": 0,
+}
+
+Source = Callable[[str, torch.Size], Tensor]
+
+
+def tensor_dim(name: str, dimensions: int) -> int | None:
+    """The dimension of the weight `name` that tensor parallelism divides, or None. Stacked experts have a dimension more."""
+    dim = TENSOR_DIMS.get(name.removesuffix(".weight").rsplit(".", 1)[-1])
+    return dim if dim is None or dimensions == 2 else dim + 1
+
+
+def make_meshes(layout: Layout, device: torch.device) -> dict[str, DeviceMesh]:
+    """The mesh `ranks`; `experts` and `context` are the same ranks with the shard dimension divided once more."""
+    kind = device.type
+    names = ("pipeline", "replicate", "shard", "tensor")
+    meshes = {"ranks": init_device_mesh(kind, tuple(getattr(layout, name) for name in names), mesh_dim_names=names)}
+    if layout.expert > 1:
+        sizes = (layout.pipeline, layout.replicate, layout.shard // layout.expert, layout.expert, layout.tensor)
+        meshes["experts"] = init_device_mesh(kind, sizes, mesh_dim_names=("pipeline", "replicate", "shard", "expert", "tensor"))
+    if layout.context > 1:
+        sizes = (layout.pipeline, layout.replicate, layout.shard // layout.context, layout.context, layout.tensor)
+        meshes["context"] = init_device_mesh(kind, sizes, mesh_dim_names=("pipeline", "replicate", "data", "context", "tensor"))
+    return meshes
+
+
+def divide(module: nn.Module, dims: dict[str, int], mesh: DeviceMesh) -> None:
+    """Make DTensors over `mesh` of the weights of `module`: divided by the dimension in `dims`, or whole. They have no storage yet."""
+    rank, ranks = mesh.get_local_rank(), mesh.size()
+    for name, parameter in list(module.named_parameters()):
+        owner, _, last = name.rpartition(".")
+        dim = dims.get(name)
+        part = parameter.data if dim is None else parameter.data.chunk(ranks, dim)[rank].contiguous()
+        placement = Replicate() if dim is None else Shard(dim)
+        setattr(module.get_submodule(owner), last, nn.Parameter(DTensor.from_local(part, mesh, [placement], run_check=False)))
+
+
+def divide_model(model: Llama, layout: Layout, meshes: dict[str, DeviceMesh]) -> dict[str, int]:
+    """Apply tensor or expert parallelism; the dimension that it divides, by parameter."""
+    taken: dict[str, int] = {}
+    if layout.tensor > 1:
+        named = ((name, tensor_dim(name, parameter.dim())) for name, parameter in model.named_parameters())
+        taken = {name: dim for name, dim in named if dim is not None}
+        divide(model, taken, meshes["ranks"]["tensor"])
+    if layout.expert > 1:
+        for prefix, block in model.model.layers.items():
+            experts = block.get_submodule("mlp.experts")
+            stacked = {name: 0 for name, _ in experts.named_parameters()}
+            divide(experts, stacked, meshes["experts"]["expert"])
+            taken |= {f"model.layers.{prefix}.mlp.experts.{name}": 0 for name in stacked}
+    return taken
+
+
+def shard_dim(size: torch.Size, taken: int | None, ranks: int) -> int:
+    """The dimension that FSDP divides: neither a divided one nor that of the experts, and one that `ranks` divides evenly if possible."""
+    wanted = [dim for dim in ((1, 2) if len(size) == 3 else range(len(size))) if dim != taken]
+    return next((dim for dim in wanted if size[dim] % ranks == 0), 0)
+
+
+@dataclass(frozen=True)
+class Part:
+    """This rank's part of a weight: cut by each (dimension, rank, ranks) in order. `copies` is how many ranks have the same part."""
+
+    cuts: list[tuple[int, int, int]]
+    copies: int
+
+
+def parts_of(model: Llama, layout: Layout, meshes: dict[str, DeviceMesh], taken: dict[str, int]) -> dict[str, Part]:
+    """This rank's part of every weight of a model that is divided but not sharded yet."""
+    found = {}
+    for name, parameter in model.named_parameters():
+        expert = layout.expert > 1 and ".experts." in name
+        cuts = []
+        if name in taken:
+            axis = meshes["experts"]["expert"] if expert else meshes["ranks"]["tensor"]
+            cuts.append((taken[name], axis.get_local_rank(), axis.size()))
+        if not layout.ddp:
+            axis = meshes["experts"]["shard"] if expert else meshes["ranks"]["shard"]
+            size = parameter.to_local().shape if isinstance(parameter, DTensor) else parameter.shape
+            cuts.append((shard_dim(size, taken.get(name), axis.size()), axis.get_local_rank(), axis.size()))
+        whole = 1 if name in taken else layout.tensor
+        found[name] = Part(cuts, whole * layout.replicate * (layout.shard if layout.ddp else 1))
+    return found
+
+
+def build(shape: Shape, config: TrainConfig, device: torch.device, source: Source | None = None) -> Engine:
+    """The model over all ranks of the process group. Its first weights come from `source`, or are drawn by name. Raises UsageError."""
+    layout = layout_of(config, shape, dist.get_world_size())
+    precision, remark = precision_of(config, device)
+    compute = COMPUTE[precision]
+    kept = torch.float64 if compute == torch.float64 else torch.float32
+    meshes = make_meshes(layout, device)
+    ranks = meshes["ranks"]
+    groups = Groups(
+        tensor=ranks["tensor"].get_group() if layout.tensor > 1 else None,
+        context=meshes["context"]["context"].get_group() if layout.context > 1 else None,
+        expert=meshes["experts"]["expert"].get_group() if layout.expert > 1 else None,
+    )
+    source = source or (lambda name, size: initial_value(name, size, config.seed, config.initializer_range))
+    stages = layout.stages(shape.num_layers)
+    models: list[Llama] = []
+    wrapped: list[nn.Module] = []
+    copies: dict[str, int] = {}
+    for chunk in range(layout.chunks):
+        index = layout.pipeline * chunk + layout.pipeline_rank(dist.get_rank())
+        with torch.device("meta"):
+            model = Llama(shape, groups, stages[index], index == 0, index == len(stages) - 1).to(kept)
+        parts = parts_of(model, layout, meshes, divide_model(model, layout, meshes))
+        prepare(model, config, precision)
+        # On a single rank FSDP2 would only copy each weight, so it is used only to cast them.
+        if not layout.ddp and (layout.world_size > 1 or compute != kept):
+            dims = {id(parameter): parts[name].cuts[-1][0] for name, parameter in model.named_parameters()}
+            shard(model, layout, meshes, compute if compute != kept else None, dims)
+        model.to_empty(device=device)
+        fill(model, parts, source)
+        models.append(model)
+        wrapped.append(replicate(model, ranks["shard"].get_group()) if layout.ddp else model)
+        copies |= {name: part.copies for name, part in parts.items()}
+    pipeline = None
+    if layout.pipeline > 1:
+        columns = ranks.mesh.reshape(layout.pipeline, -1).t().tolist()
+        length = shape.max_context_width // layout.context // layout.tensor
+
+        def carried(samples: int) -> tuple[Tensor, ...]:
+            x = torch.empty(samples, length, shape.hidden_width, dtype=compute, device=device)
+            return (x, torch.empty(1, dtype=kept, device=device)) if shape.num_experts else (x,)
+
+        pipeline = Pipeline(wrapped, link(columns, layout.chunks), carried, sync)
+    return Engine(
+        shape=shape,
+        config=config,
+        layout=layout,
+        device=device,
+        precision=precision,
+        remark=remark,
+        parts=wrapped,
+        model=joined(models),
+        context_group=groups.context,
+        pipeline=pipeline,
+        copies=copies,
+        scale=LossScale(65536.0) if precision == "fp16" else None,
+    )
+
+
+def prepare(model: Llama, config: LayoutFlags, precision: str) -> None:
+    """Set up the blocks before they are sharded: float8, recomputation, and then compilation."""
+    for block in model.model.layers.values():
+        assert isinstance(block, Block)
+        block.recompute = config.activation_checkpointing
+        if precision == "float8":
+            use_float8(block)
+        if config.compile:
+            # A mixture reads how many rows an expert has, which breaks the graph.
+            block.compile(fullgraph=not model.shape.num_experts)
+
+
+def shard(model: Llama, layout: Layout, meshes: dict[str, DeviceMesh], compute: torch.dtype | None, dims: dict[int, int]) -> None:
+    """Put FSDP2 around each block and the model. Weights and optimizer keep their type; `compute` is the type of the products."""
+    names = ("replicate", "shard") if layout.replicate > 1 else ("shard",)
+    # Do not cast inputs: the rotary tables and the experts' balance must stay float32.
+    policy = MixedPrecisionPolicy(compute, torch.float32 if compute else None, cast_forward_inputs=False)
+
+    def placement(parameter: nn.Parameter) -> Shard:
+        return Shard(dims[id(parameter)])
+
+    # A pipeline uses its blocks again for the next micro-batch, so it keeps their whole weights.
+    options: dict[str, Any] = {"mp_policy": policy, "reshard_after_forward": layout.pipeline == 1, "shard_placement_fn": placement}
+    for block in model.model.layers.values():
+        if layout.expert > 1:
+            fully_shard(block.get_submodule("mlp.experts"), mesh=meshes["experts"][names], **options)
+        fully_shard(block, mesh=meshes["ranks"][names], **options)
+    # The backward pass begins with the remaining weights, so they stay gathered.
+    fully_shard(model, mesh=meshes["ranks"][names], **options | {"reshard_after_forward": False})
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            # The loss is divided by the tokens of all ranks, so gradients are summed; gloo cannot divide inside the sum.
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
+
+
+def replicate(model: Llama, group: dist.ProcessGroup) -> DistributedDataParallel:
+    """Put DDP around the model; it sums the gradients instead of averaging them."""
+    made = DistributedDataParallel(model, process_group=group, gradient_as_bucket_view=True, init_sync=False)
+
+    def summed(_state: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+        work = dist.all_reduce(bucket.buffer(), group=group, async_op=True)
+        return work.get_future().then(lambda done: done.value()[0])
+
+    made.register_comm_hook(None, summed)
+    return made
+
+
+@torch.no_grad()
+def fill(model: nn.Module, parts: dict[str, Part], source: Source) -> None:
+    """Copy this rank's part of each whole weight from `source`."""
+    for name, parameter in model.named_parameters():
+        value = source(name, parameter.shape)
+        target = parameter.to_local() if isinstance(parameter, DTensor) else parameter.data
+        for dim, rank, ranks in parts[name].cuts:
+            pieces = value.chunk(ranks, dim)
+            value = pieces[rank] if rank < len(pieces) else value.narrow(dim, 0, 0)
+        target.copy_(value)
+
+
+def joined(models: list[Llama]) -> nn.Module:
+    """One module with all parts of this rank."""
+    if len(models) == 1:
+        return models[0]
+    whole, whole.model = nn.Module(), nn.Module()
+    whole.model.layers = nn.ModuleDict({name: block for model in models for name, block in model.model.layers.items()})
+    for model in models:
+        for name in ("embed_tokens", "norm"):
+            if hasattr(model.model, name):
+                setattr(whole.model, name, getattr(model.model, name))
+        if hasattr(model, "lm_head"):
+            whole.lm_head = model.lm_head
+    return whole
