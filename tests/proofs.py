@@ -24,7 +24,6 @@ import functools
 import hashlib
 import json
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -245,9 +244,6 @@ def main(argv: list[str], root: Path = ROOT) -> int:
 
 
 if __name__ == "__main__":
-    # A shell that runs this in the background lets it ignore SIGINT, and what it starts would, too.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.default_int_handler)
     try:
         sys.exit(main(sys.argv[1:]))
     except KeyboardInterrupt:

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -131,22 +131,38 @@ def may_start(proof: dict[str, Any], running: list[Running]) -> bool:
 def run_all(proofs: list[dict[str, Any]], root: Path, jobs: int, ended: Callable[[Running], None]) -> None:
     """Run proofs, up to `jobs` at a time, in the given order as far as their locks allow; those that run alone come last."""
     waiting, running = list(proofs), list[Running]()
+    with interruptible():
+        try:
+            while waiting or running:
+                for proof in list(waiting):
+                    if len(running) < jobs and may_start(proof, running):
+                        waiting.remove(proof)
+                        running.append(Running(proof, root))
+                        print(f"proof {proof['name']} started", flush=True)
+                for each in list(running):
+                    if each.poll() is not None:
+                        running.remove(each)
+                        ended(each)
+                time.sleep(0.2)
+        except BaseException:
+            for each in running:
+                each.signal(signal.SIGINT)
+            deadline = time.time() + GRACE
+            for each in running:
+                each.wait(deadline)
+            raise
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """SIGINT and SIGTERM end what runs here with KeyboardInterrupt.
+
+    A shell starts a job in the background with SIGINT ignored, and all that the job starts would ignore it too: no proof could be stopped.
+    """
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, signal.default_int_handler) for number in numbers]
     try:
-        while waiting or running:
-            for proof in list(waiting):
-                if len(running) < jobs and may_start(proof, running):
-                    waiting.remove(proof)
-                    running.append(Running(proof, root))
-                    print(f"proof {proof['name']} started", flush=True)
-            for each in list(running):
-                if each.poll() is not None:
-                    running.remove(each)
-                    ended(each)
-            time.sleep(0.2)
-    except BaseException:
-        for each in running:
-            each.signal(signal.SIGINT)
-        deadline = time.time() + GRACE
-        for each in running:
-            each.wait(deadline)
-        raise
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)

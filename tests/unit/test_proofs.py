@@ -7,9 +7,11 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +86,14 @@ class Checkout:
 @pytest.fixture
 def checkout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Checkout:
     return Checkout(tmp_path, capsys)
+
+
+@pytest.fixture
+def in_the_background() -> Iterator[None]:
+    """A shell starts a job in the background with SIGINT ignored."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def script(name: str, text: str, **more: object) -> dict[str, Any]:
@@ -272,6 +282,7 @@ def test_a_commit_chooses_proofs_of_ten_minutes_due_ones_first(checkout: Checkou
     assert len({tuple(found) for found in chosen.values()}) == 3
 
 
+@pytest.mark.usefixtures("in_the_background")
 def test_a_proof_is_stopped_at_one_and_a_half_times_its_budget(checkout: Checkout) -> None:
     cleaning = "import time\ntry:\n    time.sleep(60)\nexcept KeyboardInterrupt:\n    print('cleaned up')"
     checkout.define({**SLURM, "budget": 1, "command": [sys.executable, "-c", cleaning]})
@@ -308,6 +319,7 @@ def test_proofs_that_disturb_each_other_run_one_after_the_other(checkout: Checko
     assert spans(checkout, script("x", "", **more), script("y", "", lock="port")) in ("bx ex by ey ", "by ey bx ex ")
 
 
+@pytest.mark.usefixtures("in_the_background")
 def test_an_interrupted_run_stops_its_proofs(checkout: Checkout, monkeypatch: pytest.MonkeyPatch) -> None:
     checkout.define(script("x", "trap 'echo stopped >stopped; exit 1' INT; sleep 60 & wait"))
 
