@@ -4,7 +4,8 @@
 
 One container runs the slurmd of every node but the new one (`slurmd -N`). So slurmctld tells as many nodes about the new one as in a real
 fleet, and Ansible has as many hosts in its inventory. The new node is a container of its own that has everything installed, as a node from
-an image has: an install takes the same time at any size and would hide what depends on the size.
+an image has: an install takes the same time at any size and would hide what depends on the size. Real nodes have cores of their own, so the
+simulated ones run at the lowest priority on the two cores.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ FIRST_PORT = 7000
 # One slurm.conf names the same spool and pid paths for all, so each slurmd gets its own file systems there.
 START = """
 for node in %(nodes)s; do
-  systemctl is-active --quiet $node || systemd-run --quiet --unit=$node --property=Delegate=yes unshare --mount sh -c "
+  systemctl is-active --quiet $node || systemd-run --quiet --unit=$node --property=Delegate=yes --property=Nice=19 unshare --mount sh -c "
     mount -t tmpfs none /var/lib/slurm/slurmd && mount -t tmpfs none /run/slurm && exec slurmd -D -N $node --conf-server %(controller)s"
 done
 """
