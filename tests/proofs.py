@@ -236,7 +236,7 @@ def main(argv: list[str], root: Path = ROOT) -> int:
             raise SystemExit(f"There is no proof {name}; there are: {', '.join(proofs.all) or 'none'}.")
     names = options.names or proofs.bad + (proofs.named("due") if options.due else [])
     for name in names:
-        print(f"proof {name} {proofs.states[name].why or 'was asked for'}", flush=True)
+        print(f"proof {name} {proofs.states[name].why or 'is named on the command line'}", flush=True)
     results = run(proofs, names, options.jobs, keep=True)
     if names:
         table(Proofs(root), write=True)

@@ -6,7 +6,6 @@ from __future__ import annotations
 from ansible.errors import AnsibleFilterError
 
 from ansible_collections.muster.fleet.plugins.module_utils.hardware import catalogue as logic
-from ansible_collections.muster.fleet.plugins.module_utils.slurm import conf as slurm_conf
 
 
 def clear(function):
@@ -15,7 +14,7 @@ def clear(function):
     def wrapped(*args, **kwargs):
         try:
             return function(*args, **kwargs)
-        except (logic.CatalogueError, slurm_conf.SlurmConfError) as error:
+        except logic.CatalogueError as error:
             raise AnsibleFilterError(str(error)) from error
 
     return wrapped
@@ -28,7 +27,6 @@ class FilterModule:
         return {
             "instance_type": clear(logic.instance_type),
             "ec2_interfaces": clear(logic.ec2_interfaces),
-            "slurm_node_line": clear(slurm_conf.node_line),
             "k8s_resources": clear(logic.k8s_resources),
             "batch_resources": clear(logic.batch_resources),
             "nccl_expectation": clear(logic.nccl_expectation),

@@ -44,7 +44,7 @@ def components(group_names, table, only=()):
     known = [entry["name"] for entry in table]
     unknown = sorted(set(only) - set(known))
     if unknown:
-        raise AnsibleFilterError(f"muster_components names {unknown[0]}, which is no component; there are {', '.join(known)}.")
+        raise AnsibleFilterError(f"muster_components names {unknown[0]}, which is not a component; the components are {', '.join(known)}.")
 
     def carried(entry):
         groups = entry.get("groups", [])

@@ -12,7 +12,7 @@ author:
   - The Muster developers (@muster-fleet)
 description:
   - Checks the variables of all hosts of the inventory and refuses those that begin with the name of a role, or with C(muster_),
-    and are no option of it. The message names the nearest option.
+    and are not an option of it. The message names the nearest option.
   - A variable belongs to the role with the longest name that it begins with.
   - Also refuses values of a wrong type, before any role runs. The role itself checks values that contain templates.
   - Runs on the controller, once for all hosts, and needs no connection.

@@ -77,7 +77,7 @@ def main():
     except OSError as error:
         module.fail_json(msg="Job document %s cannot be read (%s): name a file." % (path, error.strerror))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        module.fail_json(msg="Job document %s is no YAML: %s; mend it." % (path, " ".join(str(error).split())))
+        module.fail_json(msg="Job document %s is not YAML: %s; mend it." % (path, " ".join(str(error).split())))
     except job.JobError as error:
         module.fail_json(msg="%s: %s" % (path, error))
     module.exit_json(changed=False, document=document, identity=job.identity(document))

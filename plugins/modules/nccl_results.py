@@ -45,10 +45,10 @@ options:
     description: The number of ranks that must have run as one job. Without it, the ranks that the output lists.
     type: int
   min_bytes:
-    description: The smallest size that must have been measured. Without it, what the output says was asked for.
+    description: The smallest size that must have been measured. Without it, the size that the output names.
     type: int
   max_bytes:
-    description: The largest size that must have been measured. Without it, what the output says was asked for.
+    description: The largest size that must have been measured. Without it, the size that the output names.
     type: int
   step_factor:
     description: The factor between two sizes. Without it, the step that the output names, or else 2.

@@ -10,7 +10,7 @@ short_description: Which version of each component of the stack a node really ha
 version_added: 0.2.0
 description:
   - Asks the kernel, the tools, the libraries and the package manager of a host, and of a container beside it, by one shell script.
-  - Compares the host with its manifest. A difference is told by RV(drift) and does not fail the module; RV(checks) is for the module
+  - Compares the host with its manifest. RV(drift) lists the differences, which do not fail the module; RV(checks) is for the module
     M(muster.fleet.check).
 author:
   - The Muster developers (@muster-fleet)

@@ -210,7 +210,7 @@ def test_invalid_number_of_nodes(refuse: Refuse, number: str) -> None:
     ("document", "sentence"),
     [
         ("name: hello\ncommand: [hostname]\nndoes: 2\n", "Job hello has the unknown field ndoes; did you mean nodes?"),
-        ("name: hello\ncommand: [hostname\n", "is no YAML: .* line 3"),
+        ("name: hello\ncommand: [hostname\n", "is not YAML: .* line 3"),
         ("", "A job document is a mapping with name and command"),
         (None, r"cannot be read \(No such file or directory\): name a file."),
     ],

@@ -158,7 +158,7 @@ def extra_faults(command: str, playbooks: list[str]) -> Iterator[str]:
         try:
             given |= json.loads(text)
         except json.JSONDecodeError:
-            yield f"-e {text} is no JSON"
+            yield f"-e {text} is not JSON"
     for name, value in given.items():
         if name in variables():
             yield from option_faults(value, variables()[name].get("options") or {}, name) if variables()[name].get("options") else ()

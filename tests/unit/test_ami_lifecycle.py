@@ -202,7 +202,7 @@ def test_what_nothing_uses_is_retired_with_its_snapshots_and_once(life, ec2, mad
     [
         ({"share_accounts": ["12345"]}, "Account '12345' is not twelve digits; quote it when it begins with 0."),
         ({"share_accounts": ["all"]}, "Account 'all' would let everybody launch the image; name the accounts."),
-        ({"share_organizations": ["o-abc"]}, "'o-abc' is no ARN of an organisation or organisational unit; it looks like arn:aws:"),
+        ({"share_organizations": ["o-abc"]}, "'o-abc' is not the ARN of an organisation or organisational unit; write arn:aws:"),
         ({"image_id": NOBODY}, f"Region {HOME} has no AMI {NOBODY}; is it the right region and account?"),
         ({"image_id": "slurm"}, "'slurm' is not the id of an AMI; give one such as ami-0123456789abcdef0."),
         ({"region": "us_east"}, "'us_east' is not a region; give one such as us-east-1."),

@@ -544,7 +544,7 @@ def test_what_the_api_refuses(read, fault: tuple[int, str, str], sentence: str) 
         ({"hostname": ["x"]}, "unknown option hostname; the nearest is hostnames."),
         ({"regions": [""]}, "No region: option regions has an empty entry; name a region such as us-east-1."),
         ({"profile": "none", "access_key": ""}, "The config profile (none) could not be found"),
-        ({"hostnames": ["tag:Name=a=b"]}, "hostnames has tag:Name=a=b, which is no tag; write tag:NAME or tag:NAME=VALUE."),
+        ({"hostnames": ["tag:Name=a=b"]}, "hostnames has tag:Name=a=b, which is not a tag; write tag:NAME or tag:NAME=VALUE."),
         ({"hostnames": [{"prefix": "x"}]}, "an entry of hostnames has no name, only prefix."),
         ({"filters": {"tag:Role": {"a": "b"}}}, "filter tag:Role must have text or a list of texts, not {'a': 'b'}."),
         ({"route53_enabled": True}, "aws_fleet has no route53_enabled; remove it, or use amazon.aws.aws_ec2 for this file."),

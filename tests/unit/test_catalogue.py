@@ -305,15 +305,6 @@ def test_sizes_fit_the_type(name):
     assert (cores, cores * int(hardware["ThreadsPerCore"])) == (have["cores"], have["vcpus"])
 
 
-def test_node_lines():
-    line = FilterModule().filters()["slurm_node_line"]
-    assert line(["gpu-1.example.com", "gpu-2"], "p5.48xlarge") == (
-        "NodeName=gpu-1,gpu-2 Boards=1 CoresPerSocket=48 RealMemory=1992294 SocketsPerBoard=2 ThreadsPerCore=2 Gres=gpu:h100:8"
-    )
-    assert line("n1", "trn2.48xlarge").endswith("ThreadsPerCore=2")
-    assert "RealMemory=2097152 " in line("n1", "p5.48xlarge", 1)
-
-
 @pytest.mark.parametrize(
     ("name", "says"),
     [
@@ -337,9 +328,7 @@ def test_an_unknown_type_names_the_nearest(name, says):
         with pytest.raises(AnsibleFilterError) as error:
             filters[question](name, *more)
         assert str(error.value) == says
-    with pytest.raises(AnsibleFilterError, match=re.escape(says)):
-        filters["slurm_node_line"](["n1"], name)
-    assert set(filters) == {*questions, "slurm_node_line"}
+    assert set(filters) == set(questions)
 
 
 @pytest.mark.parametrize(

@@ -27,8 +27,8 @@ def test_a_document_gets_its_defaults_and_its_identity(call, tmp_path: Path, che
     ("text", "said"),
     [
         (None, "cannot be read (No such file or directory): name a file."),
-        ("name: [hello\n", "is no YAML: "),
-        (b"name: \xff\n", "is no YAML: "),
+        ("name: [hello\n", "is not YAML: "),
+        (b"name: \xff\n", "is not YAML: "),
         (HELLO + "gpus: 8\n", "gpus"),
         ("- hello\n", "hello.yml: "),
     ],

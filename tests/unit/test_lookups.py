@@ -204,7 +204,7 @@ def test_components_of_a_host(groups, only, names):
 
 
 def test_a_component_that_does_not_exist():
-    with pytest.raises(AnsibleFilterError, match="names slurmm, which is no component; there are common, storage, slurm, "):
+    with pytest.raises(AnsibleFilterError, match="names slurmm, which is not a component; the components are common, storage, slurm, "):
         components([], TABLE, ["slurmm"])
 
 

@@ -29,7 +29,7 @@ def test_host_lists_expand(text, hosts):
 
 @pytest.mark.parametrize("text", ["a[1-2", "a1-2]", "a[x]", "a[[1]]"])
 def test_a_damaged_host_list_is_refused(text):
-    with pytest.raises(ValueError, match="is no host list"):
+    with pytest.raises(ValueError, match="is not a host list"):
         slurm.expand(text)
 
 

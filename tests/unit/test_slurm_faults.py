@@ -190,7 +190,7 @@ def test_what_can_be(data):
         ({"job_container": {"BasePth": "/x"}}, "slurm_job_container has the unknown option BasePth; did you mean BasePath?"),
         (
             {"scripts": [{"hook": "Prolog", "path": "prolog.sh"}]},
-            "slurm_scripts names prolog.sh, which is no file on this machine; give its whole path.",
+            "slurm_scripts names prolog.sh, which is not a file on this machine; give its whole path.",
         ),
         (
             {"config": CONTAINED, "pam_adopt": {"action_no_jobs": "ignore"}},
@@ -198,7 +198,7 @@ def test_what_can_be(data):
         ),
         (
             {"config": CONTAINED, "pam_adopt": {"admins": ["sudo, adm"]}},
-            "slurm_pam_adopt.admins has 'sudo, adm', which is no name of a group; name one group in each entry.",
+            "slurm_pam_adopt.admins has 'sudo, adm', which is not the name of a group; name one group in each entry.",
         ),
         (
             {"config": {**CONTAINED, "PrologFlags": "Alloc"}, "pam_adopt": {"admins": []}},

@@ -120,7 +120,7 @@ def test_what_is_not_verified_is_known() -> None:
             changed("nvidia_driver", {"version": "595", "kernel_modules": "opne", "sources": [{"distro": ["x"]}]}),
             "names opne; there are open, ",
         ),
-        ([], "Stack it is no mapping; begin it with schema: muster.stack/1."),
+        ([], "Stack it is not a mapping; begin it with schema: muster.stack/1."),
     ],
 )
 def test_what_cannot_be_is_refused_by_one_sentence(document: dict, said: str) -> None:

@@ -43,7 +43,7 @@ def permissions(accounts, organizations):
         kind = "OrganizationArn" if ORGANIZATION.fullmatch(each) else "OrganizationalUnitArn" if UNIT.fullmatch(each) else ""
         if not kind:
             raise AmiError(
-                "%r is no ARN of an organisation or organisational unit; it looks like arn:aws:organizations::ACCOUNT:organization/o-ID."
+                "%r is not the ARN of an organisation or organisational unit; write arn:aws:organizations::ACCOUNT:organization/o-ID."
                 % each
             )
         out.append({kind: each})

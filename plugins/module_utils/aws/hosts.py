@@ -118,7 +118,7 @@ def check_names(preferences):
         elif each.startswith("tag:"):
             for tag in each[4:].split("|", 1)[0].strip().split(","):
                 if not tag or tag.startswith("=") or tag.count("=") > 1:
-                    raise Ec2Error("hostnames has %s, which is no tag; write tag:NAME or tag:NAME=VALUE." % each)
+                    raise Ec2Error("hostnames has %s, which is not a tag; write tag:NAME or tag:NAME=VALUE." % each)
 
 
 def _dig(value, path):

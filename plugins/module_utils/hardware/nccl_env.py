@@ -62,7 +62,7 @@ def nccl_env(kind, stack):
                 "awsome-distributed-ai#203",
             )
     else:
-        put("NCCL_DEBUG", "WARN", "what goes wrong is told, and nothing else", "NCCL environment variables")
+        put("NCCL_DEBUG", "WARN", "NCCL prints warnings and errors only", "NCCL environment variables")
     if kind["family"].startswith("p6e-"):
         put("NCCL_MNNVL_ENABLE", "1", "nodes of an UltraServer share NVLink", "awsome-distributed-ai, nccl-tests-gb200")
         put("NCCL_NVLS_ENABLE", "1", "the switches of an UltraServer reduce by themselves", "awsome-distributed-ai, nccl-tests-gb200")

@@ -45,7 +45,7 @@ def _whole(table: dict[str, Any], expect: dict[str, Any]) -> list[str]:
     reasons = list(table["problems"])
     wanted = expect.get("collective")
     if table["collective"] is None:
-        known = table["program"] and "%s is no collective that Muster knows" % table["program"]
+        known = table["program"] and "Muster does not know the collective %s" % table["program"]
         reasons.append("%s: name it by `collective`" % (known or "the output does not name its collective"))
     elif wanted and wanted != table["collective"]:
         reasons.append("the output is not of the collective %s" % wanted)

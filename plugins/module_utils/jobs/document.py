@@ -129,7 +129,7 @@ def load(data):
         raise JobError("%s: venv must be an absolute path on the nodes, not %s." % (where, job["venv"]))
     for name, value in job["env"].items():
         if not VARIABLE.fullmatch(str(name)):
-            raise JobError("%s: env has %s, which is no name of an environment variable." % (where, name))
+            raise JobError("%s: env has %s, which is not a name of an environment variable." % (where, name))
         _check_text(value, "%s: env %s" % (where, name))
     job["env"] = {name: str(value) for name, value in job["env"].items()}
     _check_secrets(job["secrets"], where)

@@ -86,14 +86,6 @@ def gres_of_type(group, devices):
     return catalogue.slurm_gres_line(group["instance_type"]) or {}
 
 
-def node_line(hosts, instance_type, memory_fraction=0.95):
-    """The NodeName line of these hosts if they are of this instance type."""
-    catalogue.instance_type(instance_type)
-    group = {"name": "these", "hosts": [hosts] if isinstance(hosts, str) else list(hosts), "instance_type": instance_type}
-    [line] = node_groups([group], {}, memory_fraction)[0]["lines"]
-    return "NodeName=%s %s" % (",".join(line["nodes"]), line["keys"])
-
-
 def node_groups(groups, hardware, memory_fraction, own=None, devices=()):
     """What the templates loop over: [{name, nodes, lines: [{nodes, keys}], gres}] of the groups that have members.
 

@@ -220,7 +220,7 @@ def adoption(config, pam_adopt):
         found.append("slurm_pam_adopt has no admins; name the groups that come in by ssh without a job, or [] for root alone.")
     for name in pam_adopt.get("admins") or []:
         if not re.fullmatch(r"[^\s:,]+", str(name)):
-            found.append("slurm_pam_adopt.admins has %r, which is no name of a group; name one group in each entry." % name)
+            found.append("slurm_pam_adopt.admins has %r, which is not the name of a group; name one group in each entry." % name)
     for key, needed in (("PrologFlags", "Contain"), ("ProctrackType", "proctrack/cgroup"), ("TaskPlugin", "task/cgroup")):
         if needed.lower() not in str(lowered(config).get(key.lower(), "")).lower().split(","):
             found.append("slurm_pam_adopt needs %s in %s, or a job has no processes to add to; add it to slurm_config." % (needed, key))
@@ -232,7 +232,7 @@ def site_scripts(scripts):
     found = []
     for script in scripts:
         if not os.path.isabs(script["path"]) or not os.path.isfile(script["path"]):
-            found.append("slurm_scripts names %s, which is no file on this machine; give its whole path." % script["path"])
+            found.append("slurm_scripts names %s, which is not a file on this machine; give its whole path." % script["path"])
     single = [script["hook"] for script in scripts if script["hook"] not in SEVERAL_SCRIPTS]
     for hook in sorted({hook for hook in single if single.count(hook) > 1}):
         found.append("slurm_scripts has two scripts for %s, and Slurm runs one; leave one of them." % hook)

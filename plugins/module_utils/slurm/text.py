@@ -79,7 +79,7 @@ REMEDIES = {
 def expand(hostlist):
     """`a[1-3,5],b` -> [a1, a2, a3, a5, b]; leading zeros are kept. ValueError when a bracket lacks its half or holds no number."""
     if not re.fullmatch(r"(?:[^\[\]]|\[[0-9,-]+\])*", hostlist):
-        raise ValueError("%s is no host list: each bracket holds numbers and ranges such as [1-3,5]." % hostlist)
+        raise ValueError("%s is not a host list: each bracket holds numbers and ranges such as [1-3,5]." % hostlist)
     hosts = []
     for part in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", hostlist):
         names = [""]

@@ -40,7 +40,7 @@ def resolve(name, read, known):
     while wanted:
         document = read(wanted)
         if not isinstance(document, dict):
-            raise StackError("Stack %s is no mapping; begin it with schema: %s." % (wanted, SCHEMA))
+            raise StackError("Stack %s is not a mapping; begin it with schema: %s." % (wanted, SCHEMA))
         if document.get("schema") != SCHEMA:
             raise StackError("Stack %s has the schema %s; this version of Muster reads %s." % (wanted, document.get("schema"), SCHEMA))
         if wanted in [each for each, _document in chain]:

@@ -14,7 +14,7 @@ from ansible_collections.muster.fleet.plugins.module_utils.stack.rule_case impor
 GRACE_SYSTEMS = ("amzn2023", "ubuntu22.04", "ubuntu24.04", "rocky9")
 
 
-@rule("efa-sg", "launch", reason="EFA traffic is no IP and is let through by the group itself alone", source="EFA user guide")
+@rule("efa-sg", "launch", reason="EFA traffic is not IP; only a rule that names the group itself lets it through", source="EFA user guide")
 def efa_sg(case):
     if not case.type("efa"):
         return None
