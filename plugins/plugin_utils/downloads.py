@@ -23,6 +23,15 @@ from ansible_collections.muster.fleet.plugins.module_utils.stack.document import
 TRIES = 4
 PART = ".part"
 BLOCK = 1 << 20
+# What gpg says of a signature that fits but no longer counts: as a status line, and as the validity of a key.
+STALE = {
+    "REVKEYSIG": "which its owner has revoked",
+    "EXPKEYSIG": "which has expired",
+    "EXPSIG": "but the signature has expired",
+    "r": "which its owner has revoked",
+    "e": "which has expired",
+}
+NEWER = "do not use it, and name a newer version or the maker's new key in the stack"
 
 
 class DownloadError(Exception):
@@ -156,19 +165,36 @@ def check_signature(path: Path, signature: Path, key: Path, fingerprint: str, ur
     with tempfile.TemporaryDirectory(prefix="muster-gpg-") as home:
         _gpg(home, "--import", str(key))
         said = _gpg(home, "--status-fd", "1", "--verify", str(signature), str(path))
-    good = [line.split() for line in said.splitlines() if line.startswith("[GNUPG:] VALIDSIG ")]
-    # The first fingerprint is of the key that signed, the last of its primary key.
-    if not any(fingerprint in (words[2], words[-1]) for words in good):
-        raise DownloadError(f"{url} has no good signature of the key {fingerprint}; do not use it.")
+    verdict, ours = "", []
+    for words in (line.split() for line in said.splitlines() if line.startswith("[GNUPG:] ")):
+        if words[1] == "GOODSIG" or words[1] in STALE:
+            verdict = words[1]
+        # A signature that fits has this line too when its key is revoked or expired: the line before it tells them apart.
+        # The first fingerprint is of the key that signed, the last of its primary key.
+        elif words[1] == "VALIDSIG" and fingerprint in (words[2], words[-1]):
+            ours.append(verdict)
+    if "GOODSIG" in ours:
+        return
+    if ours:
+        raise DownloadError(f"{url} is signed by the key {fingerprint}, {STALE.get(ours[0], 'which gpg calls bad')}; {NEWER}.")
+    raise DownloadError(f"{url} has no good signature of the key {fingerprint}; do not use it.")
 
 
 def check_key(key: Path, fingerprint: str, url: str) -> None:
-    """Raise DownloadError unless the file has the key of this fingerprint."""
+    """Raise DownloadError unless the file has the key of this fingerprint, and it is neither revoked nor expired."""
     with tempfile.TemporaryDirectory(prefix="muster-gpg-") as home:
         said = _gpg(home, "--with-colons", "--show-keys", str(key))
-    found = [line.split(":")[9] for line in said.splitlines() if line.startswith("fpr:")]
+    found: dict[str, str] = {}  # fingerprint to validity; gpg prints the validity of a key in the line before
+    validity = ""
+    for fields in (line.split(":") for line in said.splitlines()):
+        if fields[0] in ("pub", "sub"):
+            validity = fields[1]
+        elif fields[0] == "fpr":
+            found[fields[9]] = validity
     if fingerprint not in found:
-        raise DownloadError(f"The key of {url} has the fingerprint {found[0] if found else 'of no key'} and the stack says {fingerprint}.")
+        raise DownloadError(f"The key of {url} has the fingerprint {next(iter(found), 'of no key')} and the stack says {fingerprint}.")
+    if found[fingerprint] in STALE:
+        raise DownloadError(f"{url} is signed by the key {fingerprint}, {STALE[found[fingerprint]]}; {NEWER}.")
 
 
 def _gpg(home: str, *words: str) -> str:

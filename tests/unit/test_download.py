@@ -134,6 +134,30 @@ def test_a_signature_is_looked_at_every_time(server, source, signed, tmp_path: P
         cached(source(signature={**signature, "fingerprint": "A" * 40}), tmp_path)
 
 
+def test_a_signature_that_no_longer_counts_is_refused(server, source, stale, tmp_path: Path) -> None:
+    """gpg calls each of them VALIDSIG."""
+    server.files.update({"/key": stale["key"], "/a/x-1.0.tar.gz.sig": stale["signature"]})
+    signature = {"key": "HOST/key", "fingerprint": stale["fingerprint"], "url": "HOST/a/x-1.0.tar.gz.sig"}
+    with pytest.raises(DownloadError) as error:
+        cached(source(signature=signature), tmp_path)
+    url = source()["url"]
+    remedy = "do not use it, and name a newer version or the maker's new key in the stack"
+    assert str(error.value) == f"{url} is signed by the key {stale['fingerprint']}, {stale['said']}; {remedy}."
+    assert not [path for path in (tmp_path / "downloads").iterdir() if not path.name.endswith(".lock")], (
+        "a renewed key would not be fetched"
+    )
+
+
+def test_a_repository_whose_key_no_longer_counts_is_refused(server, source, stale, tmp_path: Path) -> None:
+    server.files["/key"] = stale["key"]
+    wanted = source(kind="repository", repository="HOST/debian", signature={"key": "HOST/key", "fingerprint": stale["fingerprint"]})
+    if stale["said"] == "but the signature has expired":  # its key is good
+        assert cached(wanted, tmp_path).exists()
+        return
+    with pytest.raises(DownloadError, match=f"debian is signed by the key {stale['fingerprint']}, {stale['said']}; do not use it"):
+        cached(wanted, tmp_path)
+
+
 def test_of_a_repository_the_one_key_is_taken(server, source, signed, tmp_path: Path) -> None:
     server.files["/key"] = signed["key"]
     repository = {"kind": "repository", "repository": "HOST/debian", "sha256": ""}
