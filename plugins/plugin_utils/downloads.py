@@ -15,7 +15,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ansible_collections.muster.fleet.plugins.module_utils.stack.document import mirrored
@@ -23,6 +23,8 @@ from ansible_collections.muster.fleet.plugins.module_utils.stack.document import
 TRIES = 4
 PART = ".part"
 BLOCK = 1 << 20
+FULL = (errno.ENOSPC, errno.EDQUOT)
+CANNOT_WRITE = (*FULL, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST)
 # What gpg says of a signature that fits but no longer counts: as a status line, and as the validity of a key.
 STALE = {
     "REVKEYSIG": "which its owner has revoked",
@@ -38,16 +40,40 @@ class DownloadError(Exception):
     """A file cannot be downloaded, or fails its check; the text is one sentence for the user."""
 
 
+class NoSpaceError(DownloadError):
+    """A folder cannot take a file, because its disk is full or nobody may write there."""
+
+
+@contextmanager
+def writing(folder: Path, what: str):
+    """Raise NoSpaceError where files of a download cannot be written; else an OSError would end Ansible's worker without a sentence."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in CANNOT_WRITE:
+            raise
+        where = Path(error.filename).parent if isinstance(error.filename, str) else folder
+        if error.errno in FULL:
+            raise NoSpaceError(f"{where} has no space for {what} ({error.strerror}); free some.") from error
+        raise NoSpaceError(f"{where} cannot take {what} ({error.strerror}); name a folder that you may write to.") from error
+
+
 def fetch(url: str, path: Path, mirror: str = "", wait: float = 1.0) -> None:
     """Download to `path`, and resume where an earlier run stopped. Try again when there is no answer, with longer and longer pauses."""
     address = mirrored(url, mirror)
     part = path.with_name(path.name + PART)
-    path.parent.mkdir(parents=True, exist_ok=True)
     for number in range(TRIES):
         try:
-            _go_on(address, part)
-            os.replace(part, path)
+            with writing(path.parent, address):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                _go_on(address, part)
+                os.replace(part, path)
             return
+        except NoSpaceError:
+            # A full disk gets this much back. The rest of a download that never fits would stay for good.
+            with suppress(OSError):
+                part.unlink()
+            raise
         except urllib.error.HTTPError as error:
             said = f"{error.code} {error.reason}"
             if error.code == 416:  # the download is complete, or the file has changed: begin again
@@ -57,10 +83,7 @@ def fetch(url: str, path: Path, mirror: str = "", wait: float = 1.0) -> None:
                     f"{address} answers {said}; correct its version or address in the stack, or fill the mirror."
                 ) from error
         except (OSError, TimeoutError) as error:
-            reason = getattr(error, "reason", error)
-            said = str(reason)
-            if getattr(reason, "errno", None) == errno.ENOSPC:
-                raise DownloadError(f"{part.parent} has no space for {address} ({reason.strerror}); free some.") from error
+            said = str(getattr(error, "reason", error))
             if address.startswith("file:"):
                 raise DownloadError(f"{address} cannot be read; fill the folder by make mirror.") from error
         if number < TRIES - 1:
@@ -100,7 +123,7 @@ def cached(source: dict, cache: Path, wait: float = 1.0) -> Path:
     """
     signature = source.get("signature")
     path, url = cached_path(source, cache)
-    with _locked(path):
+    with writing(path.parent, url), _locked(path):
         if path.exists() and not signature and sha256(path) != source["sha256"]:
             path.unlink()  # it was changed after its download
         if not path.exists():
@@ -141,7 +164,11 @@ def _only_key(path: Path, to: Path, fingerprint: str, url: str) -> Path:
         raise
     with tempfile.TemporaryDirectory(prefix="muster-gpg-") as home:
         _gpg(home, "--import", str(path))
-        to.write_text(_gpg(home, "--armor", "--export", fingerprint))
+        try:
+            to.write_text(_gpg(home, "--armor", "--export", fingerprint))
+        except OSError:
+            to.unlink(missing_ok=True)
+            raise
     return to
 
 

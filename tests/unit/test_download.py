@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import shutil
@@ -97,6 +98,37 @@ def test_space_is_asked_for_first(server, source, tmp_path: Path, monkeypatch) -
     with pytest.raises(DownloadError, match=r"downloads has no space for http://.*x-1.0.tar.gz \(0 MiB are free of 0\); free some\."):
         cached(source(), tmp_path)
     assert not list((tmp_path / "downloads").glob("*.part"))
+
+
+def test_a_disk_that_fills_up_keeps_no_part(server, source, tmp_path: Path) -> None:
+    path, url = downloads.cached_path(source(), tmp_path)
+    path.parent.mkdir()
+    part = path.with_name(path.name + ".part")
+    part.symlink_to("/dev/full")
+    with pytest.raises(DownloadError) as error:
+        cached(source(), tmp_path)
+    assert str(error.value) == f"{tmp_path}/downloads has no space for {url} (No space left on device); free some."
+    assert not part.is_symlink() and server.asked["/a/x-1.0.tar.gz"] == 1
+
+
+@pytest.mark.parametrize("what", ["mkdir", "open"])
+def test_a_disk_without_room_for_a_folder_or_a_lock_is_a_sentence(source, tmp_path: Path, monkeypatch, *, what: str) -> None:
+    def full(path: Path, *_words: object, **_more: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr(downloads.Path, what, full)
+    with pytest.raises(DownloadError, match=r" has no space for http://.*x-1\.0\.tar\.gz \(No space left on device\); free some\.$"):
+        cached(source(), tmp_path)
+
+
+def test_a_cache_that_cannot_be_a_folder_is_a_sentence_of_the_task(source, tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("a file")
+    task = {"muster.fleet.download": {"source": source()}}
+    play = {"hosts": "localhost", "gather_facts": False, "vars": {"muster_cache_dir": str(tmp_path / "cache")}, "tasks": [task]}
+    (tmp_path / "play.yml").write_text(json.dumps([play]))
+    done = run_playbook(tmp_path, "-i", "localhost,", "-c", "local", tmp_path / "play.yml")
+    said = f"{tmp_path}/cache cannot take {source()['url']} (Not a directory); name a folder that you may write to."
+    assert said in done.stdout + done.stderr and "Traceback" not in done.stdout + done.stderr
 
 
 def test_a_folder_without_the_file_is_told_at_once(tmp_path: Path) -> None:
