@@ -4,6 +4,8 @@
 BIN := .venv/bin
 STAGE := tools/stage.sh
 IMAGE := tests/e2e/test_50_image.py
+# Ansible refuses to start in a locale that is not UTF-8, such as POSIX.
+export LC_ALL := C.UTF-8
 
 setup: ## system packages and .venv; MUSTER_NO_INSTALL=1 only says what is missing
 	@tools/setup.sh

@@ -94,3 +94,14 @@ def test_a_pip_that_fails_says_the_cause_last(own_certificate: str, closed: str,
     assert done.returncode == 1 and last.startswith(f"setup: {said}"), done.stderr
     assert "No matching distribution" in done.stderr
     assert not (tmp_path / "venv/muster-stamp").exists()
+
+
+def test_make_and_the_tests_start_ansible_in_a_locale_that_it_takes(tmp_path: Path) -> None:
+    """Ansible itself ends with `could not initialize the preferred locale`, or with `requires the locale encoding to be UTF-8`."""
+    env = {**os.environ, "LC_ALL": "POSIX"}
+    argv = ["make", "--no-print-directory", "--eval", "locale-of-recipes:\n\t@printenv LC_ALL", "locale-of-recipes"]
+    assert subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, check=True).stdout == "C.UTF-8\n"
+    (tmp_path / "test_one.py").write_text('import os\n\n\ndef test_one():\n    assert os.environ["LC_ALL"] == "C.UTF-8"\n')
+    argv = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", ROOT / "pyproject.toml", "--confcutdir", ROOT]
+    done = subprocess.run([*argv, "-p", "conftest", tmp_path], cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
