@@ -105,3 +105,11 @@ def test_make_and_the_tests_start_ansible_in_a_locale_that_it_takes(tmp_path: Pa
     argv = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", ROOT / "pyproject.toml", "--confcutdir", ROOT]
     done = subprocess.run([*argv, "-p", "conftest", tmp_path], cwd=ROOT, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
+
+
+def test_a_private_umask_does_not_hide_the_fleet_s_files_from_its_users(tmp_path: Path) -> None:
+    program = tmp_path / "ansible-playbook"
+    program.write_text("#!/bin/sh\numask\n")
+    program.chmod(0o755)
+    argv = ["sh", "-c", f"umask 077; make --no-print-directory --silent -o setup BIN={tmp_path} site"]
+    assert subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=True).stdout == "0022\n"
