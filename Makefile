@@ -4,12 +4,15 @@
 BIN := .venv/bin
 STAGE := tools/stage.sh
 IMAGE := tests/e2e/test_50_image.py
+# Ansible refuses to start in a locale that is not UTF-8, such as POSIX.
+export LC_ALL := C.UTF-8
 
 setup: ## system packages and .venv; MUSTER_NO_INSTALL=1 only says what is missing
 	@tools/setup.sh
 
+# Users of the nodes read what it makes for them: the hosts file and /fsx. Secrets set their own modes, in a state folder of mode 0700.
 site: setup ## fleet up, proved, trained on: make site [FLEET=name] [COMPUTE=4] [SHRINK=1] [RERUN=1]
-	$(BIN)/ansible-playbook site.yml $(if $(FLEET),-e muster_fleet='$(FLEET)') $(if $(COMPUTE),-e muster_local_compute='$(COMPUTE)') $(if $(SHRINK),-e muster_local_shrink='$(SHRINK)') $(if $(RERUN),-e muster_rerun='$(RERUN)')
+	umask 022; $(BIN)/ansible-playbook site.yml $(if $(FLEET),-e muster_fleet='$(FLEET)') $(if $(COMPUTE),-e muster_local_compute='$(COMPUTE)') $(if $(SHRINK),-e muster_local_shrink='$(SHRINK)') $(if $(RERUN),-e muster_rerun='$(RERUN)')
 
 down: setup ## removes the fleet and nothing else: make down [FLEET=name]
 	$(BIN)/ansible-playbook playbooks/local_down.yml $(if $(FLEET),-e muster_fleet='$(FLEET)')

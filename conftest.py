@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
 import tempfile
@@ -15,6 +16,9 @@ import pytest
 # Molecule runs its own tests on a node; without one they would test the developer's machine.
 # collections/ links to the same files again.
 collect_ignore_glob = ["roles/*/molecule/*", "collections/*", "runs", "dist"]
+
+# Ansible, which tests start, refuses a locale that is not UTF-8.
+os.environ["LC_ALL"] = "C.UTF-8"
 
 LEFT_OUT = pytest.StashKey[int]()
 KEPT = pytest.StashKey[list[str]]()

@@ -2,6 +2,7 @@
 # All that can be said of the sources without running them. Every check runs; the failed ones are named at the end.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
+export LC_ALL=C.UTF-8 # ansible-lint and ansible-test refuse a locale that is not UTF-8
 PATH="$PWD/.venv/bin:$PATH"
 failed=()
 check() {

@@ -26,7 +26,14 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "collections"))
 
 from ansible_collections.muster.fleet.plugins.module_utils.paths import cache_dir
-from ansible_collections.muster.fleet.plugins.plugin_utils.downloads import DownloadError, check_signature, check_sum, fetch
+from ansible_collections.muster.fleet.plugins.plugin_utils.downloads import (
+    DownloadError,
+    NoSpaceError,
+    check_signature,
+    check_sum,
+    fetch,
+    writing,
+)
 
 LEAST = (1, 14)
 VERSION = "1.15.4"
@@ -108,7 +115,8 @@ def from_release(name: str, version: str, folder: Path, vendor: Vendor) -> Path:
         check_sum(work / archive, listed[archive], archive)
         with zipfile.ZipFile(work / archive) as content:
             inside = next(each for each in content.namelist() if each.startswith(name))
-            (work / name).write_bytes(content.read(inside))
+            with writing(work, f"{name} {version}"):
+                (work / name).write_bytes(content.read(inside))
         return move_to(work / name, folder / f"{name}-{version}")
     finally:
         shutil.rmtree(work, ignore_errors=True)
@@ -153,6 +161,8 @@ def obtain(name: str, version: str, folder: Path, vendor: Vendor = HASHICORP) ->
         made = from_release(name, version, folder, vendor)
         print(f"packer: {name} {version} is the vendor's release", flush=True)
         return made
+    except NoSpaceError as error:  # a build needs more
+        raise PackerError(str(error)) from error
     except DownloadError as error:
         why = str(error)
     go = find_go()
@@ -170,8 +180,15 @@ def installed(packer: str) -> set[str]:
 
 def main(env: Mapping[str, str] = os.environ) -> int:
     folder, link = cache_dir(env) / "packer" / VERSION, ROOT / ".venv/bin/packer"
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("w") as lock:
+    try:
+        with writing(folder, "Packer"):
+            folder.mkdir(parents=True, exist_ok=True)
+            lock_path = folder / "lock"
+            lock_path.touch()
+    except NoSpaceError as error:
+        print(f"packer: {error}", file=sys.stderr)
+        return 1
+    with lock_path.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         try:
             packer = on_path(env.get("PATH", ""), link) or str(obtain("packer", VERSION, folder))

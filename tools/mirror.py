@@ -23,6 +23,17 @@ def file_of(url: str, to: Path) -> Path:
     return Path(mirrored(url, str(to)).removeprefix("file://"))
 
 
+def check(download: dict, to: Path) -> None:
+    """Raise DownloadError unless the files of one download are what the stack says."""
+    signature, url = download.get("signature"), download["url"]
+    if download["kind"] == "repository":
+        check_key(file_of(signature["key"], to), signature["fingerprint"], url)
+    elif signature:
+        check_signature(file_of(url, to), file_of(signature["url"], to), file_of(signature["key"], to), signature["fingerprint"], url)
+    else:
+        check_sum(file_of(url, to), download["sha256"], url)
+
+
 def fill(download: dict, to: Path, source: str, wait: float) -> str:
     """Fetch or check one download and return a line about it. Raises DownloadError."""
     signature, url = download.get("signature"), download["url"]
@@ -35,17 +46,15 @@ def fill(download: dict, to: Path, source: str, wait: float) -> str:
     missing = [each for each in needed if not file_of(each, to).exists()]
     for each in missing:
         fetch(each, file_of(each, to), source, wait)
+    try:
+        check(download, to)
+    except DownloadError:
+        # The next run fetches them anew: the maker may have renewed its key since.
+        for each in needed:
+            file_of(each, to).unlink(missing_ok=True)
+        raise
     if download["kind"] == "repository":
-        check_key(file_of(signature["key"], to), signature["fingerprint"], url)
         return "a repository; its key is here, mirror its packages by apt-mirror or reposync to the same path"
-    if signature:
-        try:
-            check_signature(file_of(url, to), file_of(signature["url"], to), file_of(signature["key"], to), signature["fingerprint"], url)
-        except DownloadError:
-            file_of(url, to).unlink()
-            raise
-    else:
-        check_sum(file_of(url, to), download["sha256"], url)
     return "fetched and good" if url in missing else "was there and is good"
 
 

@@ -236,8 +236,10 @@ def wait(region, image_id, timeout):
     import botocore.exceptions
 
     try:
-        waiter = region.client("ec2").get_waiter("image_available")
-        waiter.wait(ImageIds=[image_id], WaiterConfig={"Delay": 15, "MaxAttempts": max(1, timeout // 15)})
+        # Right after CopyImage EC2 may not know the id yet. The second waiter would end with that error, the first tries again.
+        for state in ("image_exists", "image_available"):
+            waiter = region.client("ec2").get_waiter(state)
+            waiter.wait(ImageIds=[image_id], WaiterConfig={"Delay": 15, "MaxAttempts": max(1, timeout // 15)})
     except botocore.exceptions.WaiterError as error:
         said = "AMI %s in region %s is not available after %s s (%s); run again to wait longer, or deregister it."
         raise ami.AmiError(said % (image_id, region.name, timeout, error)) from error

@@ -15,7 +15,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ansible_collections.muster.fleet.plugins.module_utils.stack.document import mirrored
@@ -23,22 +23,57 @@ from ansible_collections.muster.fleet.plugins.module_utils.stack.document import
 TRIES = 4
 PART = ".part"
 BLOCK = 1 << 20
+FULL = (errno.ENOSPC, errno.EDQUOT)
+CANNOT_WRITE = (*FULL, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST)
+# What gpg says of a signature that fits but no longer counts: as a status line, and as the validity of a key.
+STALE = {
+    "REVKEYSIG": "which its owner has revoked",
+    "EXPKEYSIG": "which has expired",
+    "EXPSIG": "but the signature has expired",
+    "r": "which its owner has revoked",
+    "e": "which has expired",
+}
+NEWER = "do not use it, and name a newer version or the maker's new key in the stack"
 
 
 class DownloadError(Exception):
     """A file cannot be downloaded, or fails its check; the text is one sentence for the user."""
 
 
+class NoSpaceError(DownloadError):
+    """A folder cannot take a file, because its disk is full or nobody may write there."""
+
+
+@contextmanager
+def writing(folder: Path, what: str):
+    """Raise NoSpaceError where files of a download cannot be written; else an OSError would end Ansible's worker without a sentence."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in CANNOT_WRITE:
+            raise
+        where = Path(error.filename).parent if isinstance(error.filename, str) else folder
+        if error.errno in FULL:
+            raise NoSpaceError(f"{where} has no space for {what} ({error.strerror}); free some.") from error
+        raise NoSpaceError(f"{where} cannot take {what} ({error.strerror}); name a folder that you may write to.") from error
+
+
 def fetch(url: str, path: Path, mirror: str = "", wait: float = 1.0) -> None:
     """Download to `path`, and resume where an earlier run stopped. Try again when there is no answer, with longer and longer pauses."""
     address = mirrored(url, mirror)
     part = path.with_name(path.name + PART)
-    path.parent.mkdir(parents=True, exist_ok=True)
     for number in range(TRIES):
         try:
-            _go_on(address, part)
-            os.replace(part, path)
+            with writing(path.parent, address):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                _go_on(address, part)
+                os.replace(part, path)
             return
+        except NoSpaceError:
+            # A full disk gets this much back. The rest of a download that never fits would stay for good.
+            with suppress(OSError):
+                part.unlink()
+            raise
         except urllib.error.HTTPError as error:
             said = f"{error.code} {error.reason}"
             if error.code == 416:  # the download is complete, or the file has changed: begin again
@@ -48,10 +83,7 @@ def fetch(url: str, path: Path, mirror: str = "", wait: float = 1.0) -> None:
                     f"{address} answers {said}; correct its version or address in the stack, or fill the mirror."
                 ) from error
         except (OSError, TimeoutError) as error:
-            reason = getattr(error, "reason", error)
-            said = str(reason)
-            if getattr(reason, "errno", None) == errno.ENOSPC:
-                raise DownloadError(f"{part.parent} has no space for {address} ({reason.strerror}); free some.") from error
+            said = str(getattr(error, "reason", error))
             if address.startswith("file:"):
                 raise DownloadError(f"{address} cannot be read; fill the folder by make mirror.") from error
         if number < TRIES - 1:
@@ -91,7 +123,7 @@ def cached(source: dict, cache: Path, wait: float = 1.0) -> Path:
     """
     signature = source.get("signature")
     path, url = cached_path(source, cache)
-    with _locked(path):
+    with writing(path.parent, url), _locked(path):
         if path.exists() and not signature and sha256(path) != source["sha256"]:
             path.unlink()  # it was changed after its download
         if not path.exists():
@@ -132,7 +164,11 @@ def _only_key(path: Path, to: Path, fingerprint: str, url: str) -> Path:
         raise
     with tempfile.TemporaryDirectory(prefix="muster-gpg-") as home:
         _gpg(home, "--import", str(path))
-        to.write_text(_gpg(home, "--armor", "--export", fingerprint))
+        try:
+            to.write_text(_gpg(home, "--armor", "--export", fingerprint))
+        except OSError:
+            to.unlink(missing_ok=True)
+            raise
     return to
 
 
@@ -156,19 +192,36 @@ def check_signature(path: Path, signature: Path, key: Path, fingerprint: str, ur
     with tempfile.TemporaryDirectory(prefix="muster-gpg-") as home:
         _gpg(home, "--import", str(key))
         said = _gpg(home, "--status-fd", "1", "--verify", str(signature), str(path))
-    good = [line.split() for line in said.splitlines() if line.startswith("[GNUPG:] VALIDSIG ")]
-    # The first fingerprint is of the key that signed, the last of its primary key.
-    if not any(fingerprint in (words[2], words[-1]) for words in good):
-        raise DownloadError(f"{url} has no good signature of the key {fingerprint}; do not use it.")
+    verdict, ours = "", []
+    for words in (line.split() for line in said.splitlines() if line.startswith("[GNUPG:] ")):
+        if words[1] == "GOODSIG" or words[1] in STALE:
+            verdict = words[1]
+        # A signature that fits has this line too when its key is revoked or expired: the line before it tells them apart.
+        # The first fingerprint is of the key that signed, the last of its primary key.
+        elif words[1] == "VALIDSIG" and fingerprint in (words[2], words[-1]):
+            ours.append(verdict)
+    if "GOODSIG" in ours:
+        return
+    if ours:
+        raise DownloadError(f"{url} is signed by the key {fingerprint}, {STALE.get(ours[0], 'which gpg calls bad')}; {NEWER}.")
+    raise DownloadError(f"{url} has no good signature of the key {fingerprint}; do not use it.")
 
 
 def check_key(key: Path, fingerprint: str, url: str) -> None:
-    """Raise DownloadError unless the file has the key of this fingerprint."""
+    """Raise DownloadError unless the file has the key of this fingerprint, and it is neither revoked nor expired."""
     with tempfile.TemporaryDirectory(prefix="muster-gpg-") as home:
         said = _gpg(home, "--with-colons", "--show-keys", str(key))
-    found = [line.split(":")[9] for line in said.splitlines() if line.startswith("fpr:")]
+    found: dict[str, str] = {}  # fingerprint to validity; gpg prints the validity of a key in the line before
+    validity = ""
+    for fields in (line.split(":") for line in said.splitlines()):
+        if fields[0] in ("pub", "sub"):
+            validity = fields[1]
+        elif fields[0] == "fpr":
+            found[fields[9]] = validity
     if fingerprint not in found:
-        raise DownloadError(f"The key of {url} has the fingerprint {found[0] if found else 'of no key'} and the stack says {fingerprint}.")
+        raise DownloadError(f"The key of {url} has the fingerprint {next(iter(found), 'of no key')} and the stack says {fingerprint}.")
+    if found[fingerprint] in STALE:
+        raise DownloadError(f"{url} is signed by the key {fingerprint}, {STALE[found[fingerprint]]}; {NEWER}.")
 
 
 def _gpg(home: str, *words: str) -> str:

@@ -11,7 +11,7 @@ import subprocess
 import tempfile
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -61,9 +61,9 @@ def server() -> Iterator[ThreadingHTTPServer]:
         yield made
 
 
-@pytest.fixture(scope="module")
-def signed() -> Iterator[dict]:
-    """A key, its fingerprint, its signature of the archive, and a function that signs other data."""
+@contextmanager
+def _keyring() -> Iterator[Callable[..., bytes]]:
+    """A function that runs gpg with a keyring of its own."""
     if not shutil.which("gpg"):
         assert not os.environ.get("CI"), "gpg is missing; install gnupg"
         pytest.skip("gpg is missing; install gnupg")
@@ -73,12 +73,48 @@ def signed() -> Iterator[dict]:
             command = ["gpg", "--batch", "--homedir", home, "--pinentry-mode", "loopback", "--passphrase", "", *words]
             return subprocess.run(command, input=data, capture_output=True, check=True).stdout
 
+        yield gpg
+        subprocess.run(["gpgconf", "--homedir", home, "--kill", "all"], check=False, capture_output=True)
+
+
+def _fingerprint(gpg: Callable[..., bytes]) -> str:
+    listed = gpg("--with-colons", "--list-keys").decode().splitlines()
+    return next(line.split(":")[9] for line in listed if line.startswith("fpr:"))
+
+
+@pytest.fixture(scope="module")
+def signed() -> Iterator[dict]:
+    """A key, its fingerprint, its signature of the archive, and a function that signs other data."""
+    with _keyring() as gpg:
         gpg("--quick-generate-key", "A test <test@example.org>", "ed25519", "sign", "never")
-        listed = gpg("--with-colons", "--list-keys").decode().splitlines()
-        fingerprint = next(line.split(":")[9] for line in listed if line.startswith("fpr:"))
+        fingerprint = _fingerprint(gpg)
 
         def sign(data: bytes) -> bytes:
             return gpg("--detach-sign", data=data)
 
         yield {"fingerprint": fingerprint, "key": gpg("--armor", "--export"), "signature": sign(ARCHIVE), "sign": sign}
-        subprocess.run(["gpgconf", "--homedir", home, "--kill", "all"], check=False, capture_output=True)
+
+
+@pytest.fixture(scope="module", params=["revoked", "expired", "expired signature"])
+def stale(request: pytest.FixtureRequest) -> Iterator[dict]:
+    """Like `signed`, with a signature that fits but no longer counts, and what is said of it."""
+    past = ("--faked-system-time", "20200101T000000")
+    with _keyring() as gpg:
+        made = {
+            "revoked": ((), "never", ()),
+            "expired": (past, "1d", ()),
+            "expired signature": (past, "never", ("--default-sig-expire", "1d")),
+        }
+        when, until, options = made[request.param]
+        gpg(*when, "--quick-generate-key", "A test <test@example.org>", "ed25519", "sign", until)
+        fingerprint = _fingerprint(gpg)
+        signature = gpg(*when, *options, "--detach-sign", data=ARCHIVE)
+        if request.param == "revoked":
+            home = next(line.split(":")[1] for line in gpg("--version").decode().splitlines() if line.startswith("Home:")).strip()
+            with open(f"{home}/openpgp-revocs.d/{fingerprint}.rev", encoding="utf-8") as file:
+                # gpg puts a colon before the certificate, so that nobody imports it by accident.
+                gpg("--import", data=file.read().replace(":-----BEGIN", "-----BEGIN").encode())
+        said = {"revoked": "which its owner has revoked", "expired": "which has expired"}.get(
+            request.param, "but the signature has expired"
+        )
+        yield {"fingerprint": fingerprint, "key": gpg("--armor", "--export"), "signature": signature, "said": said}

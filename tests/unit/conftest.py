@@ -8,10 +8,10 @@ from types import ModuleType
 
 import pytest
 from ansible.module_utils.testing import patch_module_args
-from download_server import server, signed
+from download_server import server, signed, stale
 from local_cloud_api import client, ec2, fault, machines, served
 
-__all__ = ["client", "ec2", "fault", "machines", "served", "server", "signed"]
+__all__ = ["client", "ec2", "fault", "machines", "served", "server", "signed", "stale"]
 
 
 @pytest.fixture

@@ -269,6 +269,21 @@ def test_a_throttled_call_is_tried_again(life, ec2, made, fault, monkeypatch) ->
     assert life(image_id=image)["msg"] == said
 
 
+def test_a_copy_that_ec2_does_not_know_yet_is_waited_for(life, made, fault, monkeypatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr("botocore.waiter.time.sleep", slept.append)
+    image, copy = made("slurm-1"), module.copy
+
+    def late(*words: object) -> str:
+        new = copy(*words)
+        fault(action="DescribeImages", error="InvalidAMIID.NotFound", times=2)
+        return new
+
+    monkeypatch.setattr(module, "copy", late)
+    done = life(image_id=image, copy_to=[{"region": WEST}])
+    assert done["images"][WEST].startswith("ami-") and slept == [15, 15]
+
+
 @pytest.mark.parametrize("action", ["DescribeImages", "ModifyImageAttribute", "CopyImage", "DeregisterImage"])
 def test_a_denied_call_is_named(life, made, fault, action: str) -> None:
     image = made("slurm-1")

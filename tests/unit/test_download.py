@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import shutil
@@ -99,6 +100,37 @@ def test_space_is_asked_for_first(server, source, tmp_path: Path, monkeypatch) -
     assert not list((tmp_path / "downloads").glob("*.part"))
 
 
+def test_a_disk_that_fills_up_keeps_no_part(server, source, tmp_path: Path) -> None:
+    path, url = downloads.cached_path(source(), tmp_path)
+    path.parent.mkdir()
+    part = path.with_name(path.name + ".part")
+    part.symlink_to("/dev/full")
+    with pytest.raises(DownloadError) as error:
+        cached(source(), tmp_path)
+    assert str(error.value) == f"{tmp_path}/downloads has no space for {url} (No space left on device); free some."
+    assert not part.is_symlink() and server.asked["/a/x-1.0.tar.gz"] == 1
+
+
+@pytest.mark.parametrize("what", ["mkdir", "open"])
+def test_a_disk_without_room_for_a_folder_or_a_lock_is_a_sentence(source, tmp_path: Path, monkeypatch, *, what: str) -> None:
+    def full(path: Path, *_words: object, **_more: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr(downloads.Path, what, full)
+    with pytest.raises(DownloadError, match=r" has no space for http://.*x-1\.0\.tar\.gz \(No space left on device\); free some\.$"):
+        cached(source(), tmp_path)
+
+
+def test_a_cache_that_cannot_be_a_folder_is_a_sentence_of_the_task(source, tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("a file")
+    task = {"muster.fleet.download": {"source": source()}}
+    play = {"hosts": "localhost", "gather_facts": False, "vars": {"muster_cache_dir": str(tmp_path / "cache")}, "tasks": [task]}
+    (tmp_path / "play.yml").write_text(json.dumps([play]))
+    done = run_playbook(tmp_path, "-i", "localhost,", "-c", "local", tmp_path / "play.yml")
+    said = f"{tmp_path}/cache cannot take {source()['url']} (Not a directory); name a folder that you may write to."
+    assert said in done.stdout + done.stderr and "Traceback" not in done.stdout + done.stderr
+
+
 def test_a_folder_without_the_file_is_told_at_once(tmp_path: Path) -> None:
     source = {"kind": "url", "url": f"file://{tmp_path}/mirror/example.org/x.tar.gz", "sha256": SHA256}
     with pytest.raises(DownloadError, match=r"/mirror/example\.org/x\.tar\.gz cannot be read; fill the folder by make mirror\."):
@@ -132,6 +164,30 @@ def test_a_signature_is_looked_at_every_time(server, source, signed, tmp_path: P
     assert cached(source(signature=signature), tmp_path).read_bytes() == ARCHIVE, "it was not removed"
     with pytest.raises(DownloadError, match=f"has the fingerprint {signed['fingerprint']} and the stack says {'A' * 40}."):
         cached(source(signature={**signature, "fingerprint": "A" * 40}), tmp_path)
+
+
+def test_a_signature_that_no_longer_counts_is_refused(server, source, stale, tmp_path: Path) -> None:
+    """gpg calls each of them VALIDSIG."""
+    server.files.update({"/key": stale["key"], "/a/x-1.0.tar.gz.sig": stale["signature"]})
+    signature = {"key": "HOST/key", "fingerprint": stale["fingerprint"], "url": "HOST/a/x-1.0.tar.gz.sig"}
+    with pytest.raises(DownloadError) as error:
+        cached(source(signature=signature), tmp_path)
+    url = source()["url"]
+    remedy = "do not use it, and name a newer version or the maker's new key in the stack"
+    assert str(error.value) == f"{url} is signed by the key {stale['fingerprint']}, {stale['said']}; {remedy}."
+    assert not [path for path in (tmp_path / "downloads").iterdir() if not path.name.endswith(".lock")], (
+        "a renewed key would not be fetched"
+    )
+
+
+def test_a_repository_whose_key_no_longer_counts_is_refused(server, source, stale, tmp_path: Path) -> None:
+    server.files["/key"] = stale["key"]
+    wanted = source(kind="repository", repository="HOST/debian", signature={"key": "HOST/key", "fingerprint": stale["fingerprint"]})
+    if stale["said"] == "but the signature has expired":  # its key is good
+        assert cached(wanted, tmp_path).exists()
+        return
+    with pytest.raises(DownloadError, match=f"debian is signed by the key {stale['fingerprint']}, {stale['said']}; do not use it"):
+        cached(wanted, tmp_path)
 
 
 def test_of_a_repository_the_one_key_is_taken(server, source, signed, tmp_path: Path) -> None:

@@ -105,3 +105,19 @@ def test_with_neither_one_sentence_says_what_to_install(server, tmp_path: Path, 
     with pytest.raises(get_packer.PackerError, match="install packer or Go") as error:
         get_packer.obtain(NAME, VERSION, tmp_path, get_packer.Vendor(f"http://127.0.0.1:{server.server_address[1]}"))
     assert "404" in str(error.value)
+
+
+def test_a_full_disk_builds_nothing(release, server, signed, tmp_path: Path, monkeypatch, *, capsys) -> None:
+    """A build needs more room than the release."""
+    work = tmp_path / f"{NAME}-{VERSION}.release"
+    work.mkdir()
+    (work / NAME).symlink_to("/dev/full")
+    address = f"http://127.0.0.1:{server.server_address[1]}"
+    monkeypatch.setattr(get_packer, "find_go", lambda: "/usr/bin/false")
+    with pytest.raises(get_packer.PackerError) as error:
+        get_packer.obtain(NAME, VERSION, tmp_path, get_packer.Vendor(address, f"{address}/key", signed["fingerprint"]))
+    assert str(error.value) == f"{work} has no space for {NAME} {VERSION} (No space left on device); free some."
+    assert not work.exists()
+    (tmp_path / "muster").write_text("a file")
+    assert get_packer.main({"XDG_CACHE_HOME": str(tmp_path)}) == 1
+    assert " cannot take Packer (Not a directory)" in capsys.readouterr().err

@@ -107,6 +107,16 @@ def test_a_repository_is_known_by_its_key(server, stack, signed, capsys) -> None
     assert stack_sums.main([stack(repository="HOST/debian", unverified="nobody says")], wait=0) == 1
 
 
+def test_a_mirror_takes_the_renewed_key(server, stack, signed, stale, tmp_path: Path, *, capsys) -> None:
+    """What fails its check does not stay in the folder, neither the file nor its key."""
+    files = {"/key": stale["key"], "/a/x-1.0.tar.gz.sig": stale["signature"]}
+    server.files.update(files)
+    assert mirror.main([stack(signature=signature(stale)), str(tmp_path / "m")], wait=0) == 1
+    assert f"{stale['fingerprint']}, {stale['said']}; do not use it" in capsys.readouterr().out
+    server.files.update({"/key": signed["key"], "/a/x-1.0.tar.gz.sig": signed["signature"]})
+    assert mirror.main([stack(signature=signature(signed)), str(tmp_path / "m")], wait=0) == 0
+
+
 def test_sums_are_compared_and_new_ones_printed(server, stack, capsys) -> None:
     assert stack_sums.main([stack(sha256=SHA256)], wait=0) == 0
     assert f"sha256: {SHA256} as committed" in capsys.readouterr().out
