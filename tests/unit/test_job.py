@@ -47,7 +47,7 @@ def test_defaults_are_not_shared_between_documents():
         ({"image": "a", "venv": "/b"}, "both image and venv"),
         ({"mounts": ["/a:/b"]}, "mounts without an image"),
         ({"venv": "relative"}, "absolute path"),
-        ({"env": {"NOT-A-NAME": "1"}}, "no name of an environment variable"),
+        ({"env": {"NOT-A-NAME": "1"}}, "not a name of an environment variable"),
         ({"env": {"A": "1\n2"}}, "line break"),
         ({"launcher": {"kind": "slrum"}}, "did you mean slurm?"),
         ({"launcher": {"partiton": "x"}}, "did you mean partition?"),
