@@ -97,6 +97,9 @@ options:
       - Sources of a host's name, of which the first that an instance has counts. Each is a filter of DescribeInstances, V(tag:NAME),
         V(tag:NAME=VALUE) or plain text.
       - An entry may be a dictionary with C(name), C(prefix) and C(separator), and a filter of Jinja may follow after a C(|).
+      - A name has letters, digits, C(.), C(_) and C(-), and begins with a letter or digit. It is not C(all), C(ungrouped) or
+        C(localhost), and does not begin with C(muster_). The next entry replaces any other name, and the instance's id the last, with a
+        warning.
       - The instance's id is appended to a name that several instances have.
     type: list
     elements: raw
@@ -191,6 +194,7 @@ import re
 from ansible.template import trust_as_template
 
 from ansible_collections.muster.fleet.plugins.module_utils.aws.hosts import (
+    DEFAULT_NAMES,
     GONE,
     check_names,
     connection_variables,
@@ -199,8 +203,8 @@ from ansible_collections.muster.fleet.plugins.module_utils.aws.hosts import (
     fleet_groups,
     host_names,
     known_type,
-    refuse_name,
     type_variables,
+    usable_name,
 )
 from ansible_collections.muster.fleet.plugins.module_utils.aws.instances import Ec2Error
 from ansible_collections.muster.fleet.plugins.plugin_utils.ec2_api import cache_key, query
@@ -265,18 +269,29 @@ class InventoryModule(FleetInventory):
         gone = [each["instance_id"] for each in instances if each["state"]["name"] in GONE]
         if gone:
             self.display.warning(f"{len(gone)} terminated instances are left out, such as {gone[0]}; they have no address.")
-        everyone = self.get_option("allow_duplicated_hosts")
-        named = []
-        for instance in instances:
-            if instance["state"]["name"] not in GONE:
-                for name in host_names(instance, self.get_option("hostnames"), self._engine, everyone):
-                    safe = self._sanitize_group_name(name) if ":" in name else name
-                    refuse_name(safe, instance)
-                    named.append((safe, instance))
-        named, twice = distinct(named)
+        alive = [each for each in instances if each["state"]["name"] not in GONE]
+        named, twice = distinct([(name, each) for each in alive for name in self._names(each)])
         for name in twice:
             self.display.warning(f"Several instances are called {name}; their ids were appended to the name.")
         return named
+
+    def _names(self, instance):
+        """The names of an instance. An entry of hostnames that gives an unusable one is left out with a warning."""
+        everyone = self.get_option("allow_duplicated_hosts")
+        names, unusable = [], []
+        for preference in self.get_option("hostnames") or DEFAULT_NAMES:
+            for name in host_names(instance, [preference], self._engine, everyone):
+                safe = self._sanitize_group_name(name) if ":" in name else name
+                (names if usable_name(safe) else unusable).append(safe)
+            if names and not everyone:
+                break
+        if unusable:
+            names = names or [instance["instance_id"]]
+            self.display.warning(
+                f"Instance {instance['instance_id']} would be called {unusable[0]!r}, which cannot be a host's name, and is called "
+                f"{names[0]}; mend its tag or choose other hostnames."
+            )
+        return names
 
     def _sanitize_group_name(self, name):
         if self.get_option("use_contrib_script_compatible_sanitization"):

@@ -237,7 +237,7 @@ def test_pages_and_their_variables(read) -> None:
     assert own["ansible_host"] == "10.0.0.24"
 
 
-def test_a_tag_is_never_a_template(read) -> None:
+def test_a_tag_is_never_a_template(read, warnings) -> None:
     evil = Instance("0000000000000d", tags={"Name": "evil", "Role": "{{ lookup('pipe', 'id') }}"})
     with Api({"us-east-1": [evil]}) as api:
         found = read(
@@ -249,7 +249,8 @@ def test_a_tag_is_never_a_template(read) -> None:
     assert found.hosts["EVIL"].vars["role"] == found.hosts["EVIL"].vars["again"] == "{{ lookup('pipe', 'id') }}"
     assert "____lookup__pipe____id_____" in found.groups
     with Api({"us-east-1": [Instance("0000000000000d", tags={"Name": "{{'in'~'side'}}"})]}) as api:
-        assert set(read(api, hostnames=["tag:Name | upper"]).hosts) == {"{{'IN'~'SIDE'}}"}
+        assert set(read(api, hostnames=["tag:Name | upper"]).hosts) == {"i-0000000000000d"}
+    assert any("would be called \"{{'IN'~'SIDE'}}\"" in each for each in warnings)
 
 
 def test_groups_below_a_parent_of_each_host(read) -> None:
@@ -569,16 +570,31 @@ def test_options_that_cannot_be(read, monkeypatch: pytest.MonkeyPatch, options: 
     ("tags", "sentence"),
     [
         ({"Name": "x", "muster:role": "contoller"}, "has the tag muster:role=contoller; contoller is none of controller, login, compute"),
-        ({"Name": "-oProxyCommand=id"}, "would be called '-oProxyCommand=id', which Ansible cannot use; mend its tag"),
-        ({"Name": "two words"}, "would be called 'two words', which Ansible cannot use"),
-        ({"Name": "web[1]"}, "would be called 'web[1]', which Ansible cannot use"),
-        ({"Name": "a,b"}, "would be called 'a,b', which Ansible cannot use"),
     ],
 )
 def test_tags_that_cannot_be(read, tags: dict[str, str], sentence: str) -> None:
     with Api({"us-east-1": [Instance("0000000000000f", tags=tags)]}) as api, pytest.raises(SystemExit) as ended:
         read(api, hostnames=["tag:Name"])
     assert f"instance i-0000000000000f {sentence}" in str(ended.value)
+
+
+BAD_NAMES = ["-oProxyCommand=id", "two words", "web[1]", "a,b", "n1;touch${IFS}x;#", "../../x", "$(id)", ".x"]
+BAD_NAMES += ["all", "LocalHost", "muster_controller"]
+
+
+@pytest.mark.parametrize("name", BAD_NAMES)
+@pytest.mark.parametrize("hostnames", [["tag:Name", "private-dns-name"], ["tag:Name"]])
+def test_a_name_that_no_host_can_have_takes_the_next_entry(read, warnings, hostnames: list[str], name: str) -> None:
+    """The id is the name where no entry is left; the other instances stay in the inventory."""
+    instances = [Instance("0000000000000f", tags={"Name": name}), Instance("0000000000000a", tags={"Name": "good"})]
+    with Api({"us-east-1": instances}) as api:
+        hosts = read(api, hostnames=hostnames).hosts
+    other = "i-0000000000000f" if len(hostnames) == 1 else next(each for each in hosts if each != "good")
+    assert set(hosts) == {"good", other} and name not in hosts
+    assert (
+        f"Instance i-0000000000000f would be called {name!r}, which cannot be a host's name, and is called {other}; mend its tag or choose "
+        "other hostnames." in warnings
+    )
 
 
 def test_no_credentials_and_no_regions(read, monkeypatch: pytest.MonkeyPatch) -> None:
