@@ -301,6 +301,12 @@ def main():
         def check():
             if params["job"] is not None:
                 documents.check_fits(document, slurm.cpus_of(runner.nodes(), document["launcher"]["partition"]))
+                for secret, path in documents.shared_secrets(document, params["store"]).items():
+                    if run(["test", "-r", path], True)[0]:
+                        raise documents.JobError(
+                            "Job %s: user %s cannot read %s, the file of its secret %s; create it, or change its owner or mode."
+                            % (name, user.pw_name, path, secret)
+                        )
 
         changed, found, written = slurm_job.bring(
             runner,

@@ -55,6 +55,13 @@ def test_defaults_are_not_shared_between_documents():
         ({"secrets": {"T": {"from": "file", "path": "relative"}}}, "absolute path"),
         ({"secrets": {"T": {"from": "env", "name": "A B"}}}, "names no environment variable"),
         ({"retries": -1}, "retries must be 0 or more"),
+        ({"time_limit": 10**12}, "time_limit must be at most 527040 minutes (366 days), not 1000000000000"),
+        ({"env": {"SLURM_NTASKS": "9"}}, "env has SLURM_NTASKS, which Slurm sets itself"),
+        ({"env": {"SBATCH_PARTITION": "x"}}, "env has SBATCH_PARTITION, which Slurm sets itself"),
+        ({"secrets": {"SLURM_JWT": {"from": "env", "name": "A"}}}, "secrets has SLURM_JWT, which Slurm sets itself"),
+        ({"env": {"A": "x" * (128 << 10)}}, "env A has 131075 bytes, and Linux takes 131072; write it to a file"),
+        ({"command": ["x", "x" * (128 << 10)]}, "word 2 of command has 131073 bytes, and Linux takes 131072"),
+        ({"env": {f"A{number}": "x" * 100_000 for number in range(11)}}, "command and env have 1100"),
     ],
 )
 def test_a_wrong_document_is_answered_by_one_sentence(change, sentence):
@@ -70,6 +77,12 @@ def test_a_secret_given_by_value_is_refused_and_not_repeated():
             job.load({**SMALL, "secrets": {"T": value}})
         assert "must be a reference" in str(error.value)
         assert "hunter2" not in str(error.value)
+
+
+def test_secrets_on_the_store_s_file_system_are_those_that_can_be_checked_before():
+    files = {"A": "/fsx/home/muster/.token", "B": "/etc/token", "C": "/fsx/../etc/token"}
+    secrets = {name: {"from": "file", "path": path} for name, path in files.items()} | {"D": {"from": "env", "name": "D"}}
+    assert job.shared_secrets(job.load({**SMALL, "secrets": secrets}), "/fsx/muster/jobs") == {"A": "/fsx/home/muster/.token"}
 
 
 def test_more_ranks_than_cpus_is_refused():

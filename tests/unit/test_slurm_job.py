@@ -150,6 +150,31 @@ def test_a_refused_submission_names_the_remedy(tmp_path):
     refusal = "sbatch: error: Batch job submission failed: Invalid account or account/partition combination specified"
     with pytest.raises(slurm_job.SlurmJobError, match="sacctmgr add user muster"):
         bring(tmp_path, Controller(sbatch=[(1, "", refusal)]))
+    assert not (tmp_path / "job").exists()
+
+
+def test_a_job_that_is_refused_before_its_submission_leaves_no_folder(tmp_path):
+    def check():
+        raise ValueError("too large")
+
+    with pytest.raises(ValueError, match="too large"):
+        bring(tmp_path, Controller(), check=check)
+    assert not (tmp_path / "job").exists()
+
+
+def test_a_refusal_keeps_the_folder_of_an_earlier_run(tmp_path):
+    controller = Controller(scontrol=[said("scontrol_job_done")])
+    bring(tmp_path, controller)
+    controller.answers["sbatch"] = [(1, "", "sbatch: error: Batch job submission failed: Invalid account")]
+    with pytest.raises(slurm_job.SlurmJobError, match="Slurm refuses"):
+        bring(tmp_path, controller, rerun=True)
+    assert (tmp_path / "job/job.sbatch").exists()
+
+
+def test_a_submission_without_an_answer_keeps_the_folder_that_its_job_may_write_to(tmp_path):
+    with pytest.raises(slurm_job.SlurmJobError, match="is not over after"):
+        bring(tmp_path, Controller(sbatch=[AWAY]))
+    assert (tmp_path / "job/job.sbatch").exists()
 
 
 def test_a_job_that_slurm_forgot_is_known_from_accounting(tmp_path):

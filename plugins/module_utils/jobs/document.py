@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import os
 import re
 from typing import Any
 
@@ -16,6 +17,11 @@ from ansible_collections.muster.fleet.plugins.module_utils.basics import nearest
 SCHEMA = "muster.job/1"
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,39}")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+# Slurm sets these for its commands and for the job; another value changes what srun asks for.
+SLURMS_OWN = re.compile(r"(SLURM|SLURMD|SBATCH|SALLOC|SRUN)_")
+MINUTES = 366 * 24 * 60
+# Linux starts no program with a longer word or variable (128 KiB), and few with more than 2 MiB of both together.
+WORD_BYTES, START_BYTES = 128 << 10, 1 << 20
 
 # Field -> (type, default); a field without a default (REQUIRED) must be given.
 REQUIRED = object()
@@ -76,6 +82,30 @@ def _check_text(value, what):
         raise JobError("%s holds a line break or a NUL; remove it." % what)
 
 
+def _check_size(job, where):
+    """Refuse a command and an environment with which Linux would not start the program."""
+    parts = {"env %s" % name: "%s=%s" % (name, value) for name, value in job["env"].items()}
+    parts.update(("word %d of command" % number, word) for number, word in enumerate(job["command"], 1))
+    sizes = {what: len(text.encode()) + 1 for what, text in parts.items()}
+    for what, size in sizes.items():
+        if size > WORD_BYTES:
+            raise JobError("%s: %s has %d bytes, and Linux takes %d; write it to a file." % (where, what, size, WORD_BYTES))
+    together = sum(sizes.values())
+    if together > START_BYTES:
+        raise JobError("%s: command and env have %d bytes, and %d are allowed; write them to a file." % (where, together, START_BYTES))
+
+
+def shared_secrets(document, store):
+    """{secret: path} of a document's secrets in files that the folder `store` shares a file system with, as far as paths tell it."""
+    files = {name: each["path"] for name, each in document["secrets"].items() if each["from"] == "file"}
+    return {name: path for name, path in sorted(files.items()) if os.path.commonpath([os.path.normpath(path), store]) != "/"}
+
+
+def _check_own(name, where, field):
+    if SLURMS_OWN.match(name):
+        raise JobError("%s: %s has %s, which Slurm sets itself; use the document's fields or launcher.options." % (where, field, name))
+
+
 def _check_secrets(secrets, where):
     for name, reference in secrets.items():
         source = str(reference.get("from")) if isinstance(reference, dict) else ""
@@ -83,6 +113,7 @@ def _check_secrets(secrets, where):
         if not VARIABLE.fullmatch(str(name)) or field is None or set(reference) != {"from", field} or not reference[field]:
             # The message does not repeat the value, because it may be a secret instead of a reference.
             raise JobError("%s: the secret %s must be a reference, {from: file, path: ...} or {from: env, name: ...}." % (where, name))
+        _check_own(name, where, "secrets")
         _check_text(reference[field], "%s: the secret %s" % (where, name))
         if source == "file" and not str(reference[field]).startswith("/"):
             raise JobError("%s: the secret %s needs the absolute path of a file on the node." % (where, name))
@@ -117,6 +148,8 @@ def load(data):
     for field in ("nodes", "procs_per_node", "cpus_per_proc", "time_limit"):
         if job[field] < 1:
             raise JobError("%s: %s must be at least 1, not %d." % (where, field, job[field]))
+    if job["time_limit"] > MINUTES:
+        raise JobError("%s: time_limit must be at most %d minutes (366 days), not %d." % (where, MINUTES, job["time_limit"]))
     if job["retries"] < 0:
         raise JobError("%s: retries must be 0 or more, not %d." % (where, job["retries"]))
     if job["image"] and job["venv"]:
@@ -130,8 +163,10 @@ def load(data):
     for name, value in job["env"].items():
         if not VARIABLE.fullmatch(str(name)):
             raise JobError("%s: env has %s, which is not a name of an environment variable." % (where, name))
+        _check_own(name, where, "env")
         _check_text(value, "%s: env %s" % (where, name))
     job["env"] = {name: str(value) for name, value in job["env"].items()}
+    _check_size(job, where)
     _check_secrets(job["secrets"], where)
 
     kind = job["launcher"].get("kind", "slurm")

@@ -56,6 +56,10 @@ class SlurmJobError(Exception):
         self.remedy, self.facts, self.changed = remedy, facts or {}, changed
 
 
+class Refused(SlurmJobError):
+    """A job that Slurm did not take, so nothing of it runs."""
+
+
 def decide(state, stored, live, rerun, retry):
     """What to do with a job: wait, stored, refuse, submit, cancel or none.
 
@@ -174,6 +178,14 @@ class Store:
                 os.fchmod(handle, 0o640)  # env may hold values that other users must not see
             os.replace(temporary, os.path.join(self.folder, name))
 
+    def remove(self):
+        """Delete the folder of a job that was never submitted."""
+        for name in (".lock", "job.json", "job.sbatch"):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(os.path.join(self.folder, name))
+        with contextlib.suppress(OSError):
+            os.rmdir(self.folder)  # where somebody put a file of his own into it, it stays
+
     def put_aside(self, job_id):
         """Rename the files of the run `job_id`, because Slurm would append to its output."""
         for name, ending in (("output", "txt"), ("result", "json")):
@@ -249,7 +261,7 @@ class Runner:
                 return int(out.strip().split(";")[0])  # ID or ID;CLUSTER
             if not any(text in err for text in TRANSIENT):
                 remedy = next((advice for text, advice in REFUSALS.items() if text in err), "change what it asks for") % {"user": self.user}
-                raise SlurmJobError("Slurm refuses job %s: %s; %s." % (self.name, _last_line(err), remedy), remedy)
+                raise Refused("Slurm refuses job %s: %s; %s." % (self.name, _last_line(err), remedy), remedy)
             self.pause("sbatch gets no answer: %s" % _last_line(err))
             found = self.live()
             if found:
@@ -337,6 +349,7 @@ def bring(runner, *, state, files, options=(), rerun=False, retry=False, check_m
         store.prepare({"result.json": json.dumps(found, indent=1) + "\n"})
         return found
 
+    new = not check_mode and not os.path.isdir(store.folder)
     lock = contextlib.nullcontext() if check_mode else store.locked()
     with lock:
         live, kept = runner.live(), store.stored()
@@ -344,12 +357,20 @@ def bring(runner, *, state, files, options=(), rerun=False, retry=False, check_m
             kept = end(kept["job_id"])  # it ended while nobody watched
         action = decide(state, kept, live, rerun, retry)
         if action == "submit":
-            check()
-            if check_mode:
-                return True, None, files
-            store.put_aside(kept and kept["job_id"])
-            store.prepare(files)
-            live = runner.submit(options)
+            submitting = False
+            try:
+                check()
+                if check_mode:
+                    return True, None, files
+                store.put_aside(kept and kept["job_id"])
+                store.prepare(files)
+                submitting = True
+                live = runner.submit(options)
+            except Exception as error:
+                # A submission without an answer may have given a job, which needs its folder.
+                if new and (not submitting or isinstance(error, Refused)):
+                    store.remove()
+                raise
             found = say(_submitted(live))
             store.prepare({"result.json": json.dumps(found, indent=1) + "\n"})
             if state == "submitted":
