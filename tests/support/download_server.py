@@ -95,26 +95,38 @@ def signed() -> Iterator[dict]:
         yield {"fingerprint": fingerprint, "key": gpg("--armor", "--export"), "signature": sign(ARCHIVE), "sign": sign}
 
 
-@pytest.fixture(scope="module", params=["revoked", "expired", "expired signature"])
+@pytest.fixture(scope="module", params=["revoked", "expired", "expired signature", "revoked subkey", "expired subkey"])
 def stale(request: pytest.FixtureRequest) -> Iterator[dict]:
-    """Like `signed`, with a signature that fits but no longer counts, and what is said of it."""
+    """Like `signed`, with a signature that fits but no longer counts, what is said of it, and whether the primary key itself is good."""
     past = ("--faked-system-time", "20200101T000000")
+    what, _blank, part = request.param.partition(" ")
+    when = past if what == "expired" else ()
     with _keyring() as gpg:
-        made = {
-            "revoked": ((), "never", ()),
-            "expired": (past, "1d", ()),
-            "expired signature": (past, "never", ("--default-sig-expire", "1d")),
-        }
-        when, until, options = made[request.param]
-        gpg(*when, "--quick-generate-key", "A test <test@example.org>", "ed25519", "sign", until)
+        uses, until = ("cert", "never") if part == "subkey" else ("sign", "never" if part or what == "revoked" else "1d")
+        gpg(*when, "--quick-generate-key", "A test <test@example.org>", "ed25519", uses, until)
         fingerprint = _fingerprint(gpg)
-        signature = gpg(*when, *options, "--detach-sign", data=ARCHIVE)
-        if request.param == "revoked":
+        if part == "subkey":
+            gpg(*when, "--quick-add-key", fingerprint, "ed25519", "sign", "1d" if what == "expired" else "never")
+        signature = gpg(*when, *(("--default-sig-expire", "1d") if part == "signature" else ()), "--detach-sign", data=ARCHIVE)
+        if request.param == "revoked subkey":
+            answers = b"y\n0\n\ny\n"  # revoke it, no reason, no text, yes
+            gpg("--command-fd", "0", "--edit-key", fingerprint, "key 1", "revkey", "save", data=answers)
+        elif what == "revoked":
             home = next(line.split(":")[1] for line in gpg("--version").decode().splitlines() if line.startswith("Home:")).strip()
             with open(f"{home}/openpgp-revocs.d/{fingerprint}.rev", encoding="utf-8") as file:
                 # gpg puts a colon before the certificate, so that nobody imports it by accident.
                 gpg("--import", data=file.read().replace(":-----BEGIN", "-----BEGIN").encode())
-        said = {"revoked": "which its owner has revoked", "expired": "which has expired"}.get(
-            request.param, "but the signature has expired"
+        said = (
+            "but the signature has expired"
+            if part == "signature"
+            else "which its owner has revoked"
+            if what == "revoked"
+            else "which has expired"
         )
-        yield {"fingerprint": fingerprint, "key": gpg("--armor", "--export"), "signature": signature, "said": said}
+        yield {
+            "fingerprint": fingerprint,
+            "key": gpg("--armor", "--export"),
+            "signature": signature,
+            "said": said,
+            "key_is_good": bool(part),
+        }
