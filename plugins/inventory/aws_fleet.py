@@ -204,9 +204,9 @@ from ansible_collections.muster.fleet.plugins.module_utils.aws.hosts import (
     host_names,
     known_type,
     type_variables,
-    usable_name,
 )
 from ansible_collections.muster.fleet.plugins.module_utils.aws.instances import Ec2Error
+from ansible_collections.muster.fleet.plugins.module_utils.node.names import usable_name
 from ansible_collections.muster.fleet.plugins.plugin_utils.ec2_api import cache_key, query
 from ansible_collections.muster.fleet.plugins.plugin_utils.inventory import FleetInventory
 

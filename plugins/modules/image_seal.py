@@ -12,8 +12,9 @@ description:
   - Brings the package inventory of V(/etc/muster/manifest.json) up to date, and writes V(/etc/muster/sbom.cdx.json), a CycloneDX list of
     what it says is installed.
   - Then removes what belongs to one machine or to its builder, that is its identity, host keys, secrets that packages generated,
-    state of cloud-init and of the Systems Manager agent, authorised keys, histories, logs and the packages that apt and dnf keep, and looks
-    again whether it is gone.
+    state of cloud-init and of the Systems Manager agent, keys and known hosts of SSH, credentials of common tools in homes, histories,
+    mail, core dumps, C(/tmp) and C(/var/tmp), logs, and the lists and packages that apt and dnf keep, and looks again whether it is gone.
+  - From then on journald keeps the journal in memory, so that the image has none of its last lines.
   - Run it last, because afterwards nobody can log in by key. Open connections stay open.
 author:
   - The Muster developers (@muster-fleet)
@@ -107,6 +108,8 @@ def main():
             if changed:
                 write(module, root + manifest.PATH, manifest.render(document))
                 write(module, root + logic.SBOM, text)
+            if not root and shutil.which("journalctl"):
+                module.run_command(["journalctl", "--relinquish-var"])  # where journald does not run, nothing writes the journal
             logic.clean(root)
     except (logic.SealError, manifest.ManifestError) as error:
         module.fail_json(msg=str(error))

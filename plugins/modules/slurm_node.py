@@ -33,7 +33,8 @@ options:
   all_but:
     description:
       - Every node of Slurm's configuration but these, for nodes that are to leave it. Dynamic nodes are none of them.
-      - A host without a running slurmctld has no such nodes.
+      - Without V(/etc/slurm/slurm.conf) there are none. While slurmctld does not answer, the module fails if that file names such a node,
+        because nobody can wait for the jobs that may run there.
     type: list
     elements: str
     version_added: 0.2.0
@@ -103,13 +104,33 @@ commands:
   sample: [[scontrol, update, NodeName=compute-2, State=RESUME]]
 """
 
-import shutil
 import time
 
 from ansible.module_utils.basic import AnsibleModule
 
+from ansible_collections.muster.fleet.plugins.module_utils.basics import read_text
 from ansible_collections.muster.fleet.plugins.module_utils.slurm import node as slurm_node
 from ansible_collections.muster.fleet.plugins.module_utils.slurm import text as slurm
+
+CONFIGURATION = "/etc/slurm/slurm.conf"
+
+
+def leaving(module, staying):
+    """The nodes that are to leave Slurm's configuration."""
+    written = slurm_node.configured(read_text(CONFIGURATION, ""))
+    if not written:
+        return []
+    rc, out, err = module.run_command(["scontrol", "-o", "show", "nodes"], environ_update=slurm.ENVIRONMENT)
+    if rc == 0:
+        return slurm_node.leaving(out, staying)
+    gone = sorted(set(written) - set(staying))
+    if gone:
+        reason = (err.strip() or out.strip() or "no reason given").splitlines()[-1]
+        module.fail_json(
+            msg="%s left the inventory, and whether jobs run there is unknown because slurmctld does not answer: %s. Start slurmctld, or "
+            "name the nodes in the inventory again." % (slurm.compress(gone), reason)
+        )
+    return []
 
 
 def main():
@@ -147,9 +168,7 @@ def main():
 
     wanted = params["names"]
     if wanted is None:
-        argv = ["scontrol", "-o", "show", "nodes"]
-        rc, out, _err = module.run_command(argv, environ_update=slurm.ENVIRONMENT) if shutil.which(argv[0]) else (1, "", "")
-        wanted = slurm_node.leaving(out, params["all_but"]) if rc == 0 else []
+        wanted = leaving(module, params["all_but"])
         if not wanted:
             module.exit_json(changed=False, nodes={}, commands=[], msg="", diff={"before": {}, "after": {}})
 

@@ -25,6 +25,22 @@ SECRETS = (
     "home/admin/.ssh/authorized_keys",
     "home/admin/.bash_history",
     "root/.aws/credentials",
+    "root/.ssh/id_ed25519",
+    "home/admin/.ssh/id_rsa.pub",
+    "home/admin/.ssh/known_hosts.old",
+    "home/admin/.netrc",
+    "home/admin/.git-credentials",
+    "root/.docker/config.json",
+    "home/admin/.cache/huggingface/token",
+    "root/.kube/config",
+    "var/crash/_usr_sbin_slurmd.crash",
+    "var/lib/systemd/coredump/core.slurmd.zst",
+    "var/mail/root",
+    "tmp/.hidden",
+    "tmp/left/file",
+    "var/tmp/left",
+    "var/log/amazon/ssm/errors/errors.log",
+    "var/lib/apt/lists/Packages",
     "var/lib/cloud/instance/user-data.txt",
     "var/log/journal/abc/system.journal",
     "var/log/apt/history.log.1.gz",
@@ -33,7 +49,7 @@ SECRETS = (
     "var/cache/dnf/repo.solv",
 )
 EMPTIED = ("etc/machine-id", "var/log/wtmp", "var/log/apt/history.log")
-KEPT = ("etc/ssh/sshd_config", "etc/slurm/slurm.conf", "home/admin/.ssh/config", "home/admin/.bashrc", "var/lib/apt/lists/Packages")
+KEPT = ("etc/ssh/sshd_config", "etc/slurm/slurm.conf", "home/admin/.ssh/config", "home/admin/.bashrc")
 
 
 @pytest.fixture
@@ -62,6 +78,16 @@ def test_nothing_of_the_builder_is_left(seal, root: Path) -> None:
     assert str(root / "etc/munge/munge.key") in result["diff"]["before"]
 
 
+def test_the_module_does_not_remove_itself(seal, root: Path, monkeypatch) -> None:
+    """Ansible runs a module from a folder in /tmp."""
+    own = root / "tmp/ansible_payload_x/payload.zip"
+    own.parent.mkdir(parents=True)
+    own.write_text("code")
+    monkeypatch.syspath_prepend(str(own))
+    assert str(own.parent) not in seal()["removed"]
+    assert own.exists()
+
+
 def test_a_second_time_changes_nothing(seal) -> None:
     seal()
     again = seal()
@@ -78,7 +104,7 @@ def test_what_stays_is_named(seal, root: Path, monkeypatch) -> None:
     monkeypatch.setattr(logic, "_try", lambda *_: None)
     result = seal()
     assert result["failed"]
-    assert f"{root}/etc/ssh/ssh_host_ed25519_key cannot be removed from the image" in result["msg"]
+    assert f"{root}/etc/munge/munge.key cannot be removed from the image" in result["msg"]
 
 
 def test_without_a_component_it_is_no_image(seal, root: Path) -> None:

@@ -8,6 +8,7 @@ import dataclasses
 import ipaddress
 import json
 import multiprocessing
+import os
 import re
 import stat
 from pathlib import Path
@@ -629,6 +630,30 @@ def test_failed_build_is_one_sentence_and_leaves_no_image(tmp_path: Path) -> Non
     with pytest.raises(NodeContainerError, match=r"could not be built \(E: cannot reach the mirror\)"):
         node_image.ensure_image(engine(run=run), NodeImage(), tmp_path)
     assert not list((tmp_path / "images").glob("*.tar"))
+
+
+def test_a_build_on_a_full_disk_leaves_nothing_there(tmp_path: Path) -> None:
+    def run(argv: list[str], timeout: float = 0) -> Finished:
+        if argv[0] == "mmdebstrap":
+            Path(argv[-1]).write_text("a part")
+            return Finished(1, "", "E: No space left on device")
+        return Finished(1, "", "")
+
+    with pytest.raises(NodeContainerError, match="No space left on device"):
+        node_image.ensure_image(engine(run=run), NodeImage(), tmp_path)
+    assert list((tmp_path / "images").iterdir()) == []
+
+
+def test_users_of_the_nodes_read_what_a_private_umask_made(tmp_path: Path) -> None:
+    fleet = Fleet("demo", engine(), tmp_path / "state", tmp_path / "cache")
+    before = os.umask(0o077)
+    try:
+        fleet._write_state([node("a")], {"a": "10.213.5.2"}, "10.213.5.0/24", NodeImage())
+    finally:
+        os.umask(before)
+    modes = {each: (tmp_path / each).stat().st_mode & 0o777 for each in ("state", "state/hosts", "state/fsx", "cache/shared")}
+    assert modes == {"state": 0o700, "state/hosts": 0o644, "state/fsx": 0o755, "cache/shared": 0o755}
+    assert (tmp_path / "state/ssh/id_ed25519").stat().st_mode & 0o777 == 0o600
 
 
 def _build(cache: Path, queue: multiprocessing.Queue) -> None:

@@ -5,7 +5,9 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ import yaml
 from ansible.plugins.filter import core
 
 from ansible_collections.muster.fleet.plugins.filter import storage
+from ansible_collections.muster.fleet.plugins.module_utils.node.check import run_check
 
 ROLES = Path(__file__).parents[2] / "roles"
 NATIVE = jinja2.nativetypes.NativeEnvironment(undefined=jinja2.StrictUndefined)
@@ -27,6 +30,35 @@ def checks(path: str, variables: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """{name: check} as a role's template renders them."""
     text = JINJA.from_string((ROLES / path).read_text()).render(variables)
     return {each.pop("check"): each for each in yaml.safe_load(text) or []}
+
+
+FILES = {"slurm": ["sbin/slurmd", "lib/slurm/a.so"], "enroot_pyxis": ["spank.so"], "nccl_tests": ["bin/all_reduce_perf"]}
+
+
+@pytest.mark.parametrize("role", FILES)
+@pytest.mark.parametrize(
+    ("ldd", "status"), [("echo 'libm.so.6 => /lib/libm.so.6'", "passed"), ("echo 'libx.so => not found'", "failed"), ("exit 1", "failed")]
+)
+def test_libraries_are_found_only_where_ldd_says_so(tmp_path: Path, monkeypatch, role: str, ldd: str, status: str) -> None:
+    tasks = yaml.safe_load((ROLES / role / "tasks/verify_image.yml").read_text())
+    [check] = [each for each in found_in(tasks) if each.get("check") == "libraries_found"]
+    for each in FILES[role]:
+        (tmp_path / "1" / each).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "1" / each).touch()
+    (tmp_path / "ldd").write_text(f"#!/bin/sh\n{ldd}\n")
+    (tmp_path / "ldd").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    argv = [re.sub(r"{{.*}}", str(tmp_path / "1"), part.replace("/opt/slurm", str(tmp_path))) for part in check["argv"]]
+    made = {key: value for key, value in check.items() if key != "needs"}
+    assert run_check({**made, "argv": argv}, role, "image")["status"] == status
+
+
+def found_in(value: Any) -> Iterator[dict[str, Any]]:
+    """All mappings in a document."""
+    if isinstance(value, dict):
+        yield value
+    for each in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from found_in(each)
 
 
 def test_each_daemon_of_nvswitch_must_run_and_start_at_boot() -> None:

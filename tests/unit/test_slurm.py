@@ -5,6 +5,7 @@ import pytest
 
 from ansible_collections.muster.fleet.plugins.module_utils.slurm import node as slurm_node
 from ansible_collections.muster.fleet.plugins.module_utils.slurm import text as slurm
+from ansible_collections.muster.fleet.plugins.modules import slurm_node as slurm_node_module
 
 FIXTURES = Path(__file__).parent.parent / "fixtures" / "slurm"
 
@@ -159,6 +160,45 @@ def test_nodes_that_left_the_configuration():
     )
     assert slurm_node.leaving(text, ["a1"]) == ["a2"]
     assert slurm_node.leaving(text, ["a1", "a2"]) == []
+
+
+@pytest.fixture
+def slurm_says(tmp_path, monkeypatch):
+    """A function that puts a slurm.conf here and a Slurm whose slurmctld answers with a text, or not at all."""
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr(slurm_node_module, "CONFIGURATION", str(tmp_path / "slurm.conf"))
+
+    def say(conf, answer):
+        if conf:
+            (tmp_path / "slurm.conf").write_text(conf)
+        (tmp_path / "answer").write_text(answer)
+        found = f"cat {tmp_path}/answer" if answer else "echo slurm_load_node error: no answer >&2; exit 1"
+        for name, text in (("scontrol", found), ("sinfo", "echo 'a2|idle|1|compute|none'")):
+            (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+            (tmp_path / name).chmod(0o755)
+
+    return say
+
+
+ALL_BUT_A1 = {"check_mode": True, "all_but": ["a1"], "state": "drained", "check": "leaving", "reason": "gone"}
+
+
+@pytest.mark.parametrize(
+    ("conf", "answer", "leaving"),
+    [("", "", []), ("NodeName=a1\n", "", []), ("NodeName=a[1-2]\n", "NodeName=a1 State=IDLE\nNodeName=a2 State=IDLE\n", ["a2"])],
+)
+def test_nodes_that_are_not_in_the_inventory_are_leaving(call, slurm_says, conf, answer, leaving):
+    slurm_says(conf, answer)
+    assert list(call(slurm_node_module, **ALL_BUT_A1)["nodes"]) == leaving
+
+
+def test_a_slurmctld_that_does_not_answer_may_have_jobs_there(call, slurm_says):
+    slurm_says("# NodeName=a9\nNodeName=DEFAULT CPUs=1\nNodeName=a[1-2] CPUs=1\n nodename = a3\n", "")
+    result = call(slurm_node_module, **ALL_BUT_A1)
+    assert result["failed"]
+    assert result["msg"].startswith(
+        "a[2-3] left the inventory, and whether jobs run there is unknown because slurmctld does not answer: slurm"
+    )
 
 
 def test_resuming_undoes_only_own_drains():

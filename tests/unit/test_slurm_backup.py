@@ -34,14 +34,14 @@ def archive(tmp_path: Path) -> Path:
     return path
 
 
-def changed(path: Path, change) -> str:
-    """The archive with its members (name, content) changed by a function, or left out where it returns None."""
+def changed(path: Path, change, names=None) -> str:
+    """The archive with its members (name, content) changed by a function, or left out where it returns None; names: {old: new}."""
     other = path.with_name("changed.tar")
     with tarfile.open(path) as tar, tarfile.open(other, "w") as made:
         for member in tar:
             content = change(member.name, tar.extractfile(member).read())
             if content is not None:
-                member.size = len(content)
+                member.size, member.name = len(content), (names or {}).get(member.name, member.name)
                 made.addfile(member, io.BytesIO(content))
     return str(other)
 
@@ -131,6 +131,45 @@ def test_a_name_that_leads_out_is_refused(tmp_path: Path, name: str) -> None:
         tar.addfile(tarfile.TarInfo(name))
     with pytest.raises(logic.BackupError, match="not made by Muster"):
         logic.unpack(str(tmp_path / "bad.tar.gz"), str(tmp_path), lambda user, group: (0, 0))
+
+
+def packed(path: Path, *members: tuple[str, str]) -> str:
+    """A tar.gz of links (name, target) and, without a target, files; its path."""
+    with tarfile.open(path, "w:gz") as tar:
+        for name, link in members:
+            member = tarfile.TarInfo(name)
+            if link:
+                member.type, member.linkname = tarfile.SYMTYPE, link
+            tar.addfile(member)
+    return str(path)
+
+
+def test_no_file_is_written_through_a_link(tmp_path: Path) -> None:
+    def identify(user, group):
+        return os.getuid(), os.getgid()
+
+    (tmp_path / "outside").mkdir()
+    inside = tmp_path / "inside"
+    inside.mkdir()
+    planted = packed(tmp_path / "planted.tar.gz", ("first", ""), ("way", str(tmp_path / "outside")), ("way/evil", ""))
+    with pytest.raises(logic.BackupError, match="holds way/evil, which is no file of that folder"):
+        logic.unpack(planted, str(inside), identify)
+    (inside / "jobs").symlink_to(tmp_path / "outside")
+    with pytest.raises(logic.BackupError, match="inside/jobs is a link on this host and a folder in the backup"):
+        logic.unpack(packed(tmp_path / "own.tar.gz", ("first", ""), ("jobs/evil", "")), str(inside), identify)
+    assert list((tmp_path / "outside").iterdir()) == []
+    # Nothing of a refused archive is written.
+    assert [each.name for each in inside.iterdir()] == ["jobs"]
+
+
+def test_a_manifest_cannot_name_a_part_elsewhere(archive: Path, tmp_path: Path) -> None:
+    def renamed(name: str, content: bytes) -> bytes:
+        return content.replace(b'"config.tar.gz"', b'"../outside"') if name == "manifest.json" else content
+
+    bad = changed(archive, renamed, {logic.CONFIG: "../outside"})
+    with pytest.raises(logic.BackupError, match=r"holds \.\./outside, which its manifest does not name"):
+        logic.read(bad, str(tmp_path / "parts"))
+    assert not (tmp_path / "outside").exists()
 
 
 def test_what_was_there_is_put_aside_once(tmp_path: Path) -> None:

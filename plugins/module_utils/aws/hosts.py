@@ -90,9 +90,6 @@ OTHER_NAMES = {
     "network-interface.subnet-id": "network_interfaces.subnet_id",
     "network-interface.vpc-id": "network_interfaces.vpc_id",
 }
-HOST_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-# With these Ansible means other hosts than the instance; names of Muster's groups begin with muster_.
-RESERVED_NAMES = frozenset(["all", "ungrouped", "localhost"])
 DEFAULT_NAMES = ("dns-name", "private-dns-name")
 
 
@@ -199,11 +196,6 @@ def distinct(named):
         ids.setdefault(name, set()).add(instance["instance_id"])
     twice = {name for name, owners in ids.items() if len(owners) > 1}
     return [("%s_%s" % (name, each["instance_id"]) if name in twice else name, each) for name, each in named], sorted(twice)
-
-
-def usable_name(name):
-    """Whether a name can be a host's: ssh would read others as an option, a shell as a command, and Ansible as a pattern or a group."""
-    return bool(HOST_NAME.fullmatch(name)) and name.lower() not in RESERVED_NAMES and not name.startswith("muster_")
 
 
 def known_type(name):

@@ -276,6 +276,8 @@ class Fleet:
         self.state.mkdir(parents=True, exist_ok=True, mode=0o700)
         for folder in (self.state / "fsx", self.cache / "shared"):
             folder.mkdir(parents=True, exist_ok=True)
+            # Users of the nodes read them, whatever umask made them.
+            folder.chmod(folder.stat().st_mode | 0o055)
         make_key(self.state / "ssh" / "id_ed25519", f"muster-{self.name}")
         public = (self.state / "ssh" / "id_ed25519.pub").read_text(encoding="utf-8")
         for node in wanted:

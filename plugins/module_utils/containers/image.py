@@ -120,6 +120,7 @@ def _build(engine: Engine, image: NodeImage, archive: Path) -> None:
     archive.parent.mkdir(parents=True, exist_ok=True)
     done = engine.run(argv, timeout=3600)
     if done.code != 0:
+        part.unlink(missing_ok=True)  # the disk may be full
         raise NodeContainerError(
             f"The node image {image.name} could not be built ({done.reason}): check that mmdebstrap is installed and its mirror answers, "
             "or name a ready image by reference."

@@ -48,6 +48,7 @@ def rewrite(path: Path, text: str) -> None:
     data = text.encode()
     handle = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
     try:
+        os.fchmod(handle, 0o644)  # users of the nodes read it, whatever umask made it
         os.pwrite(handle, data, 0)
         os.ftruncate(handle, len(data))
     finally:

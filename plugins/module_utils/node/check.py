@@ -49,6 +49,9 @@ def validate(check):
     unknown = sorted(set(check) - set(COMMON_FIELDS) - set(FIELDS[kinds[0]]) - {kinds[0]})
     if unknown:
         raise CheckError("Check %s has the unknown field %s for a probe of kind %s." % (name, unknown[0], kinds[0]))
+    if kinds[0] == "argv" and check.get("equals") == "" and not check.get("not_run"):
+        # A tool that fails behind a pipe prints nothing, too.
+        raise CheckError("Check %s expects no output, which proves nothing; let its command print a word when all is well." % name)
     if not check.get("remedy") and kinds[0] != "manifest":
         raise CheckError("Check %s has no remedy: say what a person should do when it fails." % name)
     cases = check.get("not_run_when") or {}
@@ -102,6 +105,8 @@ def probe_argv(check, run):
         return outcome("failed", "no answer in %g s" % timeout, "%s did not end within %g s" % (argv[0], timeout))
     want_rc = int(check.get("rc") or 0)
     ok, expected = judge(out, check)
+    # An expression such as ^a*$ also matches nothing.
+    ok = ok and bool(out or not (check.get("equals") or check.get("matches")))
     if rc != want_rc or not ok:
         # A reason why the probe could not look is not a result.
         for pattern, reason in (check.get("not_run_when") or {}).items():
@@ -260,7 +265,8 @@ def sentence(record):
     """One line for a person: what failed, what was expected and found, and the remedy."""
     name = "%s.%s" % (record["component"], record["check"])
     if record["status"] == "not_run":
-        return "%s could not run: %s. Remedy: %s" % (name, record["reason"] or "no reason given", record["remedy"])
+        text = "%s could not run: %s. Remedy: %s To go on without it, name %s in muster_allow_not_run."
+        return text % (name, record["reason"] or "no reason given", record["remedy"].rstrip(".") + ".", name)
     return "%s failed: %s (expected %s, found %s). Remedy: %s" % (
         name,
         record["reason"],

@@ -14,6 +14,7 @@ import json
 import os
 import shutil
 import stat
+import sys
 import uuid
 
 SBOM = "/etc/muster/sbom.cdx.json"
@@ -30,24 +31,48 @@ GONE = (
     "/var/lib/dhcp/*.lease*",
     "/var/lib/NetworkManager/*.lease",
     "/var/lib/amazon/ssm/*",
-    "/root/.ssh/authorized_keys*",
-    "/home/*/.ssh/authorized_keys*",
-    "/root/.*_history",
-    "/home/*/.*_history",
-    "/root/.aws",
-    "/home/*/.aws",
+    *(
+        home + each
+        for home in ("/root", "/home/*")
+        for each in (
+            "/.ssh/authorized_keys*",
+            "/.ssh/id_*",
+            "/.ssh/known_hosts*",
+            "/.*_history",
+            "/.aws",
+            "/.netrc",
+            "/.git-credentials",
+            "/.config/git/credentials",
+            "/.docker/config.json",
+            "/.config/containers/auth.json",
+            "/.kube",
+            "/.config/wandb",
+            "/.cache/huggingface/token",
+            "/.cache/huggingface/stored_tokens",
+            "/.huggingface/token",
+        )
+    ),
     "/var/log/journal/*",
     "/var/log/*.gz",
     "/var/log/*.[0-9]",
     "/var/log/*/*.gz",
     "/var/log/*/*.[0-9]",
-    "/var/tmp/muster-*",
+    "/var/log/amazon/ssm/*",
+    "/var/crash/*",
+    "/var/lib/systemd/coredump/*",
+    "/var/mail/*",
+    "/var/spool/mail/*",
+    *(folder + each for folder in ("/tmp", "/var/tmp") for each in ("/*", "/.[!.]*")),
+    # Read again when a package is asked for; they would be old by then.
+    "/var/lib/apt/lists/*",
     # The archives of installed packages: with CUDA these are gigabytes in every image.
     "/var/cache/apt/archives/*.deb",
     "/var/cache/apt/*.bin",
     "/var/cache/dnf/*",
     "/var/cache/libdnf5/*",
 )
+# Daemons that still run write here again.
+BUSY = ("/tmp/", "/var/tmp/", "/var/log/")
 # Daemons and systemd need these files to exist, and to be empty.
 EMPTY = (
     "/etc/machine-id",
@@ -61,8 +86,10 @@ class SealError(Exception):
 
 
 def dirt(root):
-    """(paths to remove, files to empty) below `root`."""
-    removed = [path for pattern in GONE for path in sorted(glob.glob(root + pattern))]
+    """(paths to remove, files to empty) below `root`. Ansible removes the folder in /tmp from which this module runs."""
+    # /var/spool/mail is usually a link to /var/mail.
+    found = {path for pattern in GONE for path in glob.glob(root + pattern)}
+    removed = sorted(path for path in found if not any(each.startswith(path + os.sep) for each in sys.path))
     emptied = [
         path
         for pattern in EMPTY
@@ -82,8 +109,8 @@ def clean(root):
             _try(os.unlink, path)
     for path in emptied:
         _try(lambda each: os.truncate(each, 0), path)
-    # A daemon may write a log while it is emptied, so a log that is not empty is not a fault.
-    left = dirt(root)[0] + [path for path in dirt(root)[1] if not path.startswith(root + "/var/log/")]
+    busy = tuple(root + folder for folder in BUSY)
+    left = [path for kind in dirt(root) for path in kind if not path.startswith(busy)]
     if left:
         raise SealError("%s cannot be removed from the image; remove it in a task of your own and seal again." % left[0])
 

@@ -80,8 +80,16 @@ FILES = (
 )
 # Files whose content is a secret.
 KEYS = ("/etc/munge/munge.key*", "/etc/slurm/*.key", "/etc/slurm/*.jwks", "/var/lib/slurm/slurmctld/*.key", "/etc/ssh/ssh_host_*_key")
-# The value may be quoted; ps and logs also show --password=….
-ASSIGNED = re.compile(rb"(?i)([\w.-]*(?:pass|passwd|password|secret|token)[\"']?\s*[=:]\s*)(\"[^\"\n]*\"|'[^'\n]*'|[^\s,;]+)")
+# Names whose values are secrets; `tokens` counts what a model has read. The value may be quoted; ps and logs also show --password=….
+WORDS = rb"pass|passwd|password|passphrase|pwd|pw|token|auth_?tok|credentials?|(?:api|access|private|secret|auth)[_-]?key|secret[\w.-]*"
+NAME = rb"[\w.-]*(?:" + WORDS + rb")"
+VALUE = rb"""("[^"\n]*"|'[^'\n]*'|[^\s,;"']+)"""
+ASSIGNED = re.compile(rb"""(?i)(""" + NAME + rb"""["']?\s*[=:]\s*)""" + VALUE)
+OPTION = re.compile(rb"""(?i)(--""" + NAME + rb"""["']?,?\s+)""" + VALUE)
+# Of HTTP headers: Authorization: Bearer ….
+HEADER = re.compile(rb"(?i)\b((?:bearer|basic)\s+)[\w.~+/=-]{8,}")
+# Tokens of Hugging Face, GitHub, GitLab and Slack have these beginnings.
+TOKEN = re.compile(rb"\b(?:hf_|gh[pousr]_|github_pat_|glpat-|xox[abprs]-)[\w-]{16,}")
 PRIVATE = re.compile(rb"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL)
 JWT = re.compile(rb"\beyJ[\w-]{8,}\.[\w-]{4,}\.[\w-]{4,}")
 IN_URL = re.compile(rb"(\w://[^\s:/@]*:)[^\s@/]+(@)")
@@ -108,7 +116,10 @@ def scrub(content: bytes, secrets: Iterable[bytes] = ()) -> bytes:
     content = PRIVATE.sub(SECRET, content)
     content = JWT.sub(SECRET, content)
     content = IN_URL.sub(rb"\1" + SECRET + rb"\2", content)
-    return ASSIGNED.sub(rb"\1" + SECRET, content)
+    content = TOKEN.sub(SECRET, content)
+    for pattern in (HEADER, OPTION, ASSIGNED):
+        content = pattern.sub(rb"\1" + SECRET, content)
+    return content
 
 
 def tail(path: str) -> bytes:

@@ -119,7 +119,7 @@ def read(archive, folder=None):
             manifest = _manifest(tar, first, name)
             wanted: dict[str, dict[str, Any]] = dict(manifest["parts"])
             for part in iter(tar.next, None):
-                entry = wanted.pop(part.name, None)
+                entry = wanted.pop(part.name, None) if part.name in PARTS else None
                 source = tar.extractfile(part) if part.isfile() else None
                 if entry is None or source is None:
                     raise BackupError(damaged % (name, "it holds %s, which its manifest does not name" % part.name))
@@ -174,14 +174,16 @@ def pack(folder, path):
 def unpack(path, folder, identify, overwrite=True):
     """Write the files of pack() below `folder`; return the names. identify(user, group) -> (uid, gid) on this host.
 
-    Existing files stay unless `overwrite`. Links are made as they were; a name that leads out of the folder is refused.
+    Existing files stay unless `overwrite`. Links are made as they were. A name that leads out of the folder, also through a link,
+    is refused before anything is written.
     """
     written = []
     with tarfile.open(path, "r:gz") as tar:
+        links: set[str] = set()
         for member in tar:
-            parts = member.name.split("/")
-            if member.name.startswith("/") or ".." in parts or not (member.isfile() or member.isdir() or member.issym()):
-                raise BackupError("The backup holds %s, which is no file of that folder; it was not made by Muster." % member.name)
+            _refuse_outside(member, folder, links)
+    with tarfile.open(path, "r:gz") as tar:
+        for member in tar:
             target = os.path.join(folder, member.name)
             if os.path.lexists(target) and (member.isdir() or not overwrite):
                 continue
@@ -201,6 +203,26 @@ def unpack(path, folder, identify, overwrite=True):
             os.chmod(target, member.mode & 0o7777)
             written.append(member.name)
     return written
+
+
+def _refuse_outside(member, folder, links):
+    """Refuse a member that would be written outside of `folder`; `links` collects the links of the archive."""
+    parts = member.name.split("/")
+    above = ["/".join(parts[:number]) for number in range(1, len(parts))]
+    if (
+        member.name.startswith("/")
+        or ".." in parts
+        or links.intersection(above)
+        or not (member.isfile() or member.isdir() or member.issym())
+    ):
+        raise BackupError("The backup holds %s, which is no file of that folder; it was not made by Muster." % member.name)
+    for each in above:
+        if os.path.islink(os.path.join(folder, each)):
+            raise BackupError(
+                "%s is a link on this host and a folder in the backup; move the link away and restore again." % os.path.join(folder, each)
+            )
+    if member.issym():
+        links.add(member.name)
 
 
 def forget_aside(folder):

@@ -70,6 +70,12 @@ def leaving(text, staying):
     return sorted(row["NodeName"] for row in rows if "NodeName" in row and "DYNAMIC" not in row["State"] and row["NodeName"] not in staying)
 
 
+def configured(text):
+    """The nodes that slurm.conf names, for a slurmctld that does not answer."""
+    names = re.findall(r"(?im)^[ \t]*NodeName[ \t]*=[ \t]*([^\s#]+)", text)
+    return [host for each in names if each.upper() != "DEFAULT" for host in slurm.expand(each)]
+
+
 def command(changes, state):
     """The argv that makes the changes of plan(); all of them have one reason."""
     argv = ["scontrol", "update", "NodeName=" + slurm.compress(changes)]

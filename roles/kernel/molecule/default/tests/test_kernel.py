@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 
 def test_modules_can_be_built_for_the_target(host):
@@ -21,5 +22,6 @@ def test_its_packages_are_held(host):
     assert [name for name in installed if name not in held] == []
     assert "linux-headers-amd64" in held
     # An upgrade leaves them alone.
-    would = host.check_output("apt-get --simulate upgrade").splitlines()
+    would = host.check_output("LC_ALL=C apt-get --simulate upgrade").splitlines()
+    assert re.fullmatch(r"\d+ upgraded, .* not upgraded\.", next(line for line in would if " upgraded, " in line))
     assert [line for line in would if line.startswith("Inst") and "linux-" in line] == []
