@@ -20,10 +20,13 @@ from ansible_collections.muster.fleet.plugins.module_utils.containers.image impo
 from ansible_collections.muster.fleet.plugins.module_utils.paths import cache_dir, check_fleet_name
 from localcloud.faults import Faults
 from localcloud.machines import Machines
+from localcloud.signature import Keys
 
 HERE = Path(__file__).parent
 # Replaces moto's own 1,300 AMIs of 2017; moto reads the variable when it is imported.
 os.environ["MOTO_AMIS_PATH"] = str(HERE / "amis.json")
+# moto would tell browsers that every web page may call it.
+os.environ["MOTO_DISABLE_GLOBAL_CORS"] = "true"
 
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
 from werkzeug.serving import make_server
@@ -62,7 +65,8 @@ class Cloud:
             self._machines = Machines(self.name)
             self._cleaner = start_cleaner(self.name)
         self._machines.images.update({ami: NodeImage(release=release) for ami, release in AMIS.items()})
-        faults = Faults(DomainDispatcherApplication(create_backend_app), self._machines.kill)
+        keys = Keys()
+        faults = Faults(DomainDispatcherApplication(create_backend_app), keys, self._machines.kill)
         ec2.install(self._machines, faults)
         ssm.install()
         try:
@@ -76,8 +80,8 @@ class Cloud:
             each.start()
         self.env = {
             "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self._server.server_port}",
-            "AWS_ACCESS_KEY_ID": "localcloud",
-            "AWS_SECRET_ACCESS_KEY": "localcloud",
+            "AWS_ACCESS_KEY_ID": keys.key,
+            "AWS_SECRET_ACCESS_KEY": keys.secret,
             "AWS_REGION": REGION,
             "AWS_DEFAULT_REGION": REGION,
             "AWS_EC2_METADATA_DISABLED": "true",

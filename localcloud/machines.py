@@ -97,7 +97,9 @@ class Machines:
     def forget(self, ami: str) -> None:
         """Forget an AMI, and remove its image when no other AMI is a copy of it."""
         image = self.images.pop(ami, None)
-        if image and image.reference and image not in self.images.values():
+        # The engine would remove its containers, too; clean() removes it at the end.
+        used = {each.spec.get("image") for each in self.fleet.containers().values()}
+        if image and image.reference and image not in self.images.values() and image.reference not in used:
             self.fleet.remove_images([image.reference])
 
     def run(self, instance: str, script: str, timeout: float) -> Finished:
@@ -105,7 +107,9 @@ class Machines:
         return self.fleet.run_in(instance, ["bash", "-c", script], timeout=timeout)
 
     def journal(self, instance: str) -> str:
-        return self.fleet.run_in(instance, ["journalctl", "--boot", "--no-pager", "--lines=400"]).stdout
+        # Without the kernel's lines, which a container reads from this machine.
+        kinds = [f"_TRANSPORT={each}" for each in ("journal", "stdout", "syslog", "driver")]
+        return self.fleet.run_in(instance, ["journalctl", "--boot", "--no-pager", "--lines=400", *kinds]).stdout
 
     def clean(self) -> None:
         """Remove everything that clouds of this name made here, except the image that instances start from."""

@@ -43,6 +43,11 @@ def named_alone(former: Any, command: Command) -> list[str]:
 def run(former: Any, command: Command, *args: Any, **kwargs: Any) -> None:
     """Run the command on its instances before the call returns."""
     former(command, *args, **kwargs)
+    lost = sorted(
+        {*command.instance_ids} - {each.id for each in ec2_backends[command.account_id][command.backend_region].all_running_instances()}
+    )
+    if lost:
+        raise JsonRESTError("InvalidInstanceId", f"Instances [[{', '.join(lost)}]] not in a valid state for account {command.account_id}")
     script = "\n".join(command.parameters.get("commands", []))
     timeout = float(command.parameters.get("executionTimeout", ["3600"])[0])
     for invocation in command.invocations:

@@ -50,7 +50,7 @@ def install(machines: Any, faults: Any) -> None:
     # dead: the instance never boots. settled: the turn in which its machine came to rest, or 0; moto calls an instance running too early.
     Instance.dead, Instance.settled = False, 0  # type: ignore[attr-defined]
     mappings = Ami.block_device_mappings.fget
-    Ami.block_device_mappings = property(lambda ami: amis.encrypted_mappings(mappings(ami), ami))  # type: ignore[assignment]
+    Ami.block_device_mappings = property(lambda ami: amis.true_mappings(mappings(ami), ami))  # type: ignore[assignment]
     for status in ("instance_status", "system_status"):
         former = getattr(Instance, status).fget
         setattr(Instance, status, property(functools.partial(instances.true_status, former)))

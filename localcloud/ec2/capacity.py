@@ -13,6 +13,9 @@ from moto.ec2.responses import EC2Response
 
 from localcloud.wrapping import kept, made_id
 
+# Filters of DescribePlacementGroups, and the value that each compares.
+GROUP_FILTERS = {"group-id": "GroupId", "group-name": "GroupName", "state": "State", "strategy": "Strategy"}
+
 
 def create_placement_group(response: EC2Response) -> ActionResult:
     groups, name = kept(response.ec2_backend, "groups"), response._get_param("GroupName")
@@ -34,7 +37,12 @@ def describe_placement_groups(response: EC2Response) -> ActionResult:
     unknown = [each for each in wanted if each not in groups]
     if unknown:
         raise EC2ClientError("InvalidPlacementGroup.Unknown", f"The Placement Group '{unknown[0]}' is unknown.")
-    return ActionResult({"PlacementGroups": [each for name, each in groups.items() if not wanted or name in wanted]})
+    shown = [each for name, each in groups.items() if not wanted or name in wanted]
+    for each in response._get_param("Filters") or []:
+        if each["Name"] not in GROUP_FILTERS:
+            raise EC2ClientError("InvalidParameterValue", f"The filter '{each['Name']}' is invalid")
+        shown = [group for group in shown if group[GROUP_FILTERS[each["Name"]]] in each["Values"]]
+    return ActionResult({"PlacementGroups": shown})
 
 
 def delete_placement_group(response: EC2Response) -> ActionResult:

@@ -18,7 +18,7 @@ from moto.ec2.models.instances import Instance, InstanceBackend, StateReason
 from moto.ec2.responses import EC2Response
 
 from ansible_collections.muster.fleet.plugins.module_utils.containers.engine import NodeContainerError
-from localcloud.ec2.amis import unknown_key
+from localcloud.ec2.amis import key_arn, unknown_key
 from localcloud.ec2.capacity import take_capacity
 from localcloud.wrapping import CLOUD, kept
 
@@ -37,11 +37,16 @@ def run_instances(former: Callable, response: EC2Response) -> ActionResult:
     ask, backend = response._get_param, response.ec2_backend
     token = ask("ClientToken")
     known = backend.__dict__.setdefault("_localcloud_tokens", {})
+    asked = sorted((name, values) for name, values in response.querystring.items() if name != "ClientToken")
     if token in known:
-        return ActionResult(known[token])
+        before, result = known[token]
+        if before != asked:
+            raise EC2ClientError("IdempotentParameterMismatch", "The client token was used before, with other parameters.")
+        return ActionResult(result)
     template = backend._get_template_from_args(ask("LaunchTemplate")).data if ask("LaunchTemplate") else {}
     check_request(response, template)
     found: dict[str, Any] = {"MinCount": ask("MaxCount") or ask("MinCount", 1)}
+    found["BlockDeviceMappings"] = disks(response, template)
     interfaces = [dict(each) for each in template.get("NetworkInterfaces") or ()]
     if interfaces and not ask("NetworkInterfaces"):
         if subnet := ask("SubnetId"):
@@ -60,7 +65,7 @@ def run_instances(former: Callable, response: EC2Response) -> ActionResult:
     found["MetadataOptions"] = {**template.get("MetadataOptions", {}), **(ask("MetadataOptions") or {})}
     response._localcloud = found  # type: ignore[attr-defined]
     answer = former(response)
-    unknown = unknown_key(response, [*(template.get("BlockDeviceMappings") or ()), *(ask("BlockDeviceMappings") or ())])
+    unknown = unknown_key(response, found["BlockDeviceMappings"])
     for instance in answer.result.instances:
         if unknown:
             # As on AWS: the request is accepted, and its instances terminate.
@@ -70,7 +75,7 @@ def run_instances(former: Callable, response: EC2Response) -> ActionResult:
         instance.capacity_reservation_id = reservation
         instance.capacity_reservation_specification = specification or None
     if token:
-        known[token] = answer.result
+        known[token] = asked, answer.result
     return answer
 
 
@@ -87,6 +92,47 @@ def check_request(response: EC2Response, template: dict[str, Any]) -> None:
         raise EC2ClientError("InvalidParameterValue", f"Invalid value '{kind}' for InstanceType.")
     if key and key not in [each.key_name for each in backend.key_pairs.values()]:
         raise InvalidKeyPairNameError({key})
+    least, most = int(ask("MinCount") or 1), int(ask("MaxCount") or 1)
+    if least > most:
+        raise EC2ClientError(
+            "InvalidParameterValue", f"Value ({least}) for parameter minCount is invalid. It is more than maxCount ({most})."
+        )
+    if kind:
+        check_type(kind, backend.amis[image], ask("NetworkInterfaces") or template.get("NetworkInterfaces") or [])
+
+
+def check_type(kind: str, ami: Any, interfaces: list[dict[str, Any]]) -> None:
+    """Refuse an AMI and interfaces that a type cannot have."""
+    have = INSTANCE_TYPES[kind]
+    architectures = have.get("ProcessorInfo", {}).get("SupportedArchitectures", [])
+    if architectures and ami.architecture not in architectures:
+        raise EC2ClientError(
+            "InvalidParameterValue",
+            f"The architecture '{','.join(architectures)}' of the specified instance type does not match the architecture "
+            f"'{ami.architecture}' of the specified AMI.",
+        )
+    network = have.get("NetworkInfo", {})
+    most = network.get("MaximumNetworkInterfaces")
+    if most and len(interfaces) > most:
+        raise EC2ClientError("AttachmentLimitExceeded", f"Interface count {len(interfaces)} exceeds the limit for {kind}")
+    wants_efa = any(str(each.get("InterfaceType") or "").startswith("efa") for each in interfaces)
+    if wants_efa and not network.get("EfaSupported"):
+        raise EC2ClientError("InvalidParameterCombination", f"EFA interfaces are not supported on {kind}")
+
+
+def disks(response: EC2Response, template: dict[str, Any]) -> list[dict[str, Any]]:
+    """The disks of an instance: those of its AMI, changed by its launch template and by the request. Keys are named by their ARN."""
+    ask = response._get_param
+    ami = response.ec2_backend.amis[ask("ImageId") or template["ImageId"]]
+    found: dict[str, dict[str, Any]] = {}
+    of_ami = [{**each, "Ebs": {**each["Ebs"], "DeleteOnTermination": True}} for each in ami.block_device_mappings]
+    for each in [*of_ami, *(template.get("BlockDeviceMappings") or ()), *(ask("BlockDeviceMappings") or ())]:
+        before = found.get(each["DeviceName"], {})
+        ebs = {**before.get("Ebs", {}), **(each.get("Ebs") or {})}
+        if ebs.get("KmsKeyId"):
+            ebs["KmsKeyId"] = key_arn(response, ebs["KmsKeyId"]) or ebs["KmsKeyId"]
+        found[each["DeviceName"]] = {**before, **each, "Ebs": ebs}
+    return list(found.values())
 
 
 def prep_nics(former: Callable, instance: Instance, nic_spec: list[dict[str, Any]], **kwargs: Any) -> None:

@@ -304,7 +304,10 @@ class InventoryModule(FleetInventory):
         if self.get_option("use_contrib_script_compatible_ec2_tag_keys"):
             out = {**out, **{f"ec2_tag_{key}": value for key, value in instance["tags"].items()}}
         before, behind = self._around()
-        return {f"{before}{key}{behind}": value for key, value in out.items()} if before or behind else out
+        if not before and not behind:
+            return out
+        # run_job.yml reads muster_stop_at by this name, see _fill.
+        return {f"{before}{key}{behind}": value for key, value in out.items() if key != "muster_stop_at"}
 
     def _around(self):
         """The text before and after the name of every variable."""

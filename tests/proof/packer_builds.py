@@ -13,7 +13,6 @@ import re
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Iterator, Sequence
 from http.server import ThreadingHTTPServer
 
@@ -22,6 +21,7 @@ from apt_proxy import AptProxy
 from download_server import serving
 from local_cloud import ROOT, LocalCloud, ami_of, build_argv, with_packer
 
+from localcloud.__main__ import order
 from localcloud.machines import Machines
 
 pytestmark = pytest.mark.engine
@@ -209,8 +209,7 @@ def test_a_builder_that_is_lost_is_said_and_leaves_nothing(cloud: LocalCloud) ->
         assert time.monotonic() < deadline
         time.sleep(0.5)
     [builder] = cloud.running()
-    order = json.dumps({"dies": builder}).encode()
-    urllib.request.urlopen(urllib.request.Request(f"{cloud.env['AWS_ENDPOINT_URL']}/localcloud/faults", order))
+    assert order(json.dumps({"dies": builder}), cloud.env) == 0
     assert build.wait(300) == 1
     said = (cloud.folder / "lost.txt").read_text()
     assert re.search(r"UNREACHABLE|unreachable", said), said[-3000:]

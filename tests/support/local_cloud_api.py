@@ -8,8 +8,6 @@ Only tests that use moto import it.
 from __future__ import annotations
 
 import json
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -103,9 +101,11 @@ def served() -> Iterator[Cloud]:
 @pytest.fixture
 def machines(served: Cloud) -> Machines:
     """The cloud as it is after its start."""
-    request = urllib.request.Request(f"{served.env['AWS_ENDPOINT_URL']}/moto-api/reset", method="POST")
-    urllib.request.urlopen(request, timeout=10)
+    from moto.moto_api._internal import moto_api_backend
+
     from localcloud.cloud import AMIS
+
+    moto_api_backend.reset()
 
     made = served._machines
     images = {ami: made.images[ami] for ami in AMIS}
@@ -123,7 +123,7 @@ def client(served: Cloud, machines: Machines):
 
     def make(service: str, region: str = "us-east-1"):
         config = Config(retries={"total_max_attempts": 1})
-        keys = {"aws_access_key_id": "x", "aws_secret_access_key": "x"}
+        keys = {"aws_access_key_id": served.env["AWS_ACCESS_KEY_ID"], "aws_secret_access_key": served.env["AWS_SECRET_ACCESS_KEY"]}
         return boto3.client(service, region_name=region, endpoint_url=served.env["AWS_ENDPOINT_URL"], config=config, **keys)
 
     return make
@@ -136,13 +136,11 @@ def ec2(client):
 
 @pytest.fixture
 def fault(served: Cloud):
-    """Order a fault; return the status of the answer."""
+    """Order a fault as `python -m localcloud --fault` does; return the exit code."""
+
+    from localcloud.__main__ import order as ordered
 
     def order(**fault: object) -> int:
-        request = urllib.request.Request(f"{served.env['AWS_ENDPOINT_URL']}/localcloud/faults", json.dumps(fault).encode())
-        try:
-            return urllib.request.urlopen(request, timeout=10).status
-        except urllib.error.HTTPError as error:
-            return error.code
+        return ordered(json.dumps(fault), served.env)
 
     return order

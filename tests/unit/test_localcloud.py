@@ -9,10 +9,16 @@ import urllib.error
 import urllib.request
 from types import SimpleNamespace
 
+import boto3
 import pytest
+from botocore.auth import SigV4Auth
+from botocore.awsrequest import AWSRequest
+from botocore.config import Config
+from botocore.credentials import Credentials
 from botocore.exceptions import ClientError
 from local_cloud_api import AMI, Machines
 
+from ansible_collections.muster.fleet.plugins.module_utils.containers.image import NodeImage
 from ansible_collections.muster.fleet.plugins.module_utils.hardware.catalogue import ec2_interfaces, names
 from localcloud import machines as machines_of_containers
 
@@ -156,11 +162,111 @@ def test_a_reboot_within_a_look_changes_nothing(ec2, machines: Machines, monkeyp
     assert show(ec2, one)["State"]["Name"] == "running"
 
 
-def test_an_instance_reaches_the_api_at_its_network(served, machines: Machines) -> None:
-    import urllib.request
+@pytest.fixture
+def ec2_with(served):
+    """A client of EC2 with keys and, where it is named, another address of the API."""
 
-    inside = served.env["AWS_ENDPOINT_URL"].replace("127.0.0.1", machines.gateway())
-    assert urllib.request.urlopen(f"{inside}/moto-api/", timeout=10).status == 200
+    def make(key: str, secret: str, host: str = "127.0.0.1"):
+        where = served.env["AWS_ENDPOINT_URL"].replace("127.0.0.1", host)
+        keys = {"aws_access_key_id": key, "aws_secret_access_key": secret}
+        return boto3.client("ec2", region_name="us-east-1", endpoint_url=where, config=Config(retries={"total_max_attempts": 1}), **keys)
+
+    return make
+
+
+def test_an_instance_reaches_the_api_at_its_network_with_the_clouds_keys(served, machines: Machines, ec2_with) -> None:
+    own = served.env["AWS_ACCESS_KEY_ID"], served.env["AWS_SECRET_ACCESS_KEY"]
+    assert ec2_with(*own, machines.gateway()).describe_instances()["Reservations"] == []
+    assert code(ec2_with("x", "x", machines.gateway()).describe_instances) == "AuthFailure"
+
+
+def test_nobody_calls_without_the_clouds_keys(served, machines: Machines, ec2_with) -> None:
+    key, url = served.env["AWS_ACCESS_KEY_ID"], served.env["AWS_ENDPOINT_URL"]
+    assert code(run, ec2_with(key, "made up")) == "SignatureDoesNotMatch"
+    assert code(run, ec2_with("localcloud", "localcloud")) == "AuthFailure"
+    for path, body in (
+        ("/", b"Action=RunInstances"),
+        ("/localcloud/faults", b'{"boots": false}'),
+        ("/moto-api/reset", b""),
+        ("/moto-api/", None),
+    ):
+        with pytest.raises(urllib.error.HTTPError) as error:
+            urllib.request.urlopen(urllib.request.Request(url + path, body, {"Origin": "http://evil.example"}), timeout=10)
+        assert (error.value.code, error.value.headers["Access-Control-Allow-Origin"]) == (403, None)
+    assert machines.now == {}
+
+
+def test_each_cloud_has_a_key_of_its_own(served) -> None:
+    from localcloud.signature import Keys
+
+    others = {served.env["AWS_SECRET_ACCESS_KEY"], *(Keys().secret for _ in range(3))}
+    assert len(others) == 4
+    assert min(map(len, others)) >= 40
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"QUERY": "?x=1"}, "SignatureDoesNotMatch"),
+        ({"BODY": b"Action=TerminateInstances"}, "SignatureDoesNotMatch"),
+        ({"HTTP_X_AMZ_DATE": "20200101T000000Z"}, "RequestExpired"),
+        ({"HTTP_X_AMZ_DATE": "yesterday"}, "IncompleteSignature"),
+        ({"HTTP_AUTHORIZATION": ""}, "MissingAuthenticationToken"),
+        ({"HTTP_X_AMZ_CONTENT_SHA256": "0" * 64}, "XAmzContentSHA256Mismatch"),
+        ({"SIGNED": "host"}, "IncompleteSignature"),
+        ({}, None),
+    ],
+)
+def test_what_was_changed_after_it_was_signed_is_refused(change: dict, expected: str | None) -> None:
+    from localcloud.signature import Keys, Refused
+
+    keys, body = Keys(), b"Action=DescribeInstances"
+    request = AWSRequest("POST", "http://127.0.0.1:1/", data=body)
+    SigV4Auth(Credentials(keys.key, keys.secret), "ec2", "us-east-1").add_auth(request)
+    signed = request.headers["Authorization"]
+    if "SIGNED" in change:
+        signed = signed.replace("SignedHeaders=host;x-amz-date", f"SignedHeaders={change['SIGNED']}")
+    environ = {
+        "REQUEST_METHOD": "POST", "REQUEST_URI": "/" + change.get("QUERY", ""), "HTTP_HOST": "127.0.0.1:1",
+        "HTTP_X_AMZ_DATE": request.headers["X-Amz-Date"], "HTTP_AUTHORIZATION": signed, **change,
+    }  # fmt: skip
+    if expected is None:
+        keys.check(environ, body)
+        return
+    with pytest.raises(Refused) as error:
+        keys.check(environ, change.get("BODY", body))
+    assert error.value.code == expected
+
+
+def test_the_keys_of_an_assumed_role_are_good(client, ec2_with) -> None:
+    role = client("sts").assume_role(RoleArn="arn:aws:iam::111122223333:role/r", RoleSessionName="session")["Credentials"]
+    assert ec2_with(role["AccessKeyId"], role["SecretAccessKey"]).describe_regions()["Regions"]
+    assert code(ec2_with(role["AccessKeyId"], "other").describe_regions) == "SignatureDoesNotMatch"
+
+
+def test_other_services_verify_too(client, served) -> None:
+    client("s3").create_bucket(Bucket="mine")
+    client("s3").put_object(Bucket="mine", Key="a b/ü?", Body=b"text")
+    assert client("s3").get_object(Bucket="mine", Key="a b/ü?")["Body"].read() == b"text"
+    assert client("ssm").put_parameter(Name="/a", Value="v", Type="String")["Version"] == 1
+    wrong = {
+        "aws_access_key_id": served.env["AWS_ACCESS_KEY_ID"],
+        "aws_secret_access_key": "x",
+        "endpoint_url": served.env["AWS_ENDPOINT_URL"],
+    }
+    for service, call in (("s3", "list_buckets"), ("ssm", "describe_parameters"), ("sts", "get_caller_identity")):
+        assert code(getattr(boto3.client(service, region_name="us-east-1", **wrong), call)) == "SignatureDoesNotMatch"
+
+
+def test_an_image_that_an_instance_runs_stays_in_the_engine() -> None:
+    real = machines_of_containers.Machines.__new__(machines_of_containers.Machines)
+    removed: list[str] = []
+    running = {"i-1": SimpleNamespace(spec={"image": "localhost/c:ami-1"})}
+    real.fleet = SimpleNamespace(containers=lambda: running, remove_images=removed.extend)
+    real.images = {each: NodeImage(reference=f"localhost/c:{each}") for each in ("ami-1", "ami-2")}
+    real.forget("ami-1")
+    real.forget("ami-2")
+    assert (removed, real.images) == (["localhost/c:ami-2"], {})
 
 
 def test_a_machine_is_lost_when_it_stays_so(monkeypatch) -> None:
@@ -180,6 +286,40 @@ def test_a_repeated_request_starts_nothing_again(ec2, machines: Machines) -> Non
     first, second = run(ec2, ClientToken="once"), run(ec2, ClientToken="once")
     assert first[0]["InstanceId"] == second[0]["InstanceId"]
     assert len(machines.now) == 1
+    assert code(run, ec2, ClientToken="once", InstanceType="c6i.xlarge") == "IdempotentParameterMismatch"
+
+
+def test_ids_that_are_none_are_malformed(ec2) -> None:
+    for call, asked, expected in (
+        (ec2.describe_instances, {"InstanceIds": ["i-zzz"]}, "InvalidInstanceID.Malformed"),
+        (ec2.describe_instances, {"InstanceIds": ["i-0123456789abcdef0"]}, "InvalidInstanceID.NotFound"),
+        (ec2.describe_volumes, {"VolumeIds": ["vol-1"]}, "InvalidVolumeID.Malformed"),
+        (ec2.deregister_image, {"ImageId": "i-0123456789abcdef0"}, "InvalidAMIID.Malformed"),
+    ):
+        assert code(call, **asked) == expected
+
+
+def volumes(ec2, instance: str) -> dict[str, tuple]:
+    found = ec2.describe_volumes(Filters=[{"Name": "attachment.instance-id", "Values": [instance]}])["Volumes"]
+    return {each["Attachments"][0]["Device"]: (each["Size"], each["VolumeType"], each.get("KmsKeyId")) for each in found}
+
+
+def test_the_disks_are_those_of_ami_and_launch(ec2, client, machines: Machines) -> None:
+    kms = client("kms")
+    key = kms.create_key()["KeyMetadata"]
+    kms.create_alias(AliasName="alias/mine", TargetKeyId=key["KeyId"])
+    root = {"DeviceName": "/dev/xvda", "Ebs": {"VolumeSize": 20, "VolumeType": "gp3", "Encrypted": True, "KmsKeyId": "alias/mine"}}
+    plain, other, data = (
+        run(ec2, **more)[0]["InstanceId"]
+        for more in ({}, {"BlockDeviceMappings": [root]}, {"BlockDeviceMappings": [{"DeviceName": "/dev/sdf", "Ebs": {"VolumeSize": 33}}]})
+    )
+    assert {device: size for device, (size, _kind, _key) in volumes(ec2, plain).items()} == {"/dev/xvda": 15}
+    assert volumes(ec2, other) == {"/dev/xvda": (20, "gp3", key["Arn"])}
+    assert {device: size for device, (size, _kind, _key) in volumes(ec2, data).items()} == {"/dev/xvda": 15, "/dev/sdf": 33}
+    made = ec2.create_image(InstanceId=other, Name="larger")["ImageId"]
+    disk = ec2.describe_images(ImageIds=[made])["Images"][0]["BlockDeviceMappings"][0]
+    assert (disk["DeviceName"], disk["Ebs"]["VolumeSize"], disk["Ebs"]["KmsKeyId"]) == ("/dev/xvda", 20, key["Arn"])
+    assert volumes(ec2, run(ec2, ImageId=made)[0]["InstanceId"])["/dev/xvda"][0] == 20
 
 
 def test_without_room_for_all_none_is_kept(ec2, machines: Machines) -> None:
@@ -195,6 +335,12 @@ def test_without_room_for_all_none_is_kept(ec2, machines: Machines) -> None:
         ({"InstanceType": "p9.huge"}, "InvalidParameterValue"),
         ({"KeyName": "nobody"}, "InvalidKeyPair.NotFound"),
         ({"Placement": {"GroupName": "none"}}, "InvalidPlacementGroup.Unknown"),
+        ({"ImageId": "ami-nothex"}, "InvalidAMIID.Malformed"),
+        ({"MinCount": 3, "MaxCount": 1}, "InvalidParameterValue"),
+        ({"InstanceType": "c7g.large"}, "InvalidParameterValue"),
+        ({"InstanceType": "t3.micro", "NetworkInterfaces": [{"DeviceIndex": each} for each in range(9)]}, "AttachmentLimitExceeded"),
+        ({"InstanceType": "t3.micro", "NetworkInterfaces": [{"DeviceIndex": 0, "InterfaceType": "efa"}]}, "InvalidParameterCombination"),
+        ({"InstanceType": "t3.micro", "NetworkInterfaces": [{"DeviceIndex": 0, "SubnetId": "subnet-x"}]}, "InvalidSubnetID.Malformed"),
     ],
 )
 def test_what_aws_refuses_is_refused(ec2, machines: Machines, wrong: dict, expected: str) -> None:
@@ -219,7 +365,8 @@ def test_an_image_of_an_instance_starts_others(ec2, client, machines: Machines) 
     assert code(west.copy_image, **copy, Encrypted=True, KmsKeyId="alias/none") == "InvalidKmsKey.InvalidKeyState"
     copied = west.copy_image(**copy, Encrypted=True, KmsKeyId=key)["ImageId"]
     disk = west.describe_images(ImageIds=[copied])["Images"][0]["BlockDeviceMappings"][0]["Ebs"]
-    assert (disk["Encrypted"], disk["KmsKeyId"]) == (True, key)
+    assert (disk["Encrypted"], disk["KmsKeyId"].rpartition("/")[2]) == (True, key)
+    assert disk["KmsKeyId"].startswith("arn:aws:kms:us-west-2:")
     ec2.enable_image_deprecation(ImageId=made, DeprecateAt="2027-01-01T00:00:00Z")
     assert ec2.describe_images(ImageIds=[made])["Images"][0]["DeprecationTime"].startswith("2027-01-01")
     ec2.modify_image_attribute(ImageId=made, ImdsSupport={"Value": "v2.0"})
@@ -269,7 +416,11 @@ def test_interfaces_keep_their_cards_and_kinds(ec2, by_template: bool) -> None:
     assert code(ec2.delete_placement_group, GroupName="near") == "InvalidPlacementGroup.InUse"
     ec2.terminate_instances(InstanceIds=[made["InstanceId"]])
     ec2.delete_placement_group(GroupName="near")
-    assert ec2.describe_placement_groups()["PlacementGroups"] == []
+    ec2.create_placement_group(GroupName="far", Strategy="spread")
+    ec2.create_placement_group(GroupName="near", Strategy="cluster")
+    of = ec2.describe_placement_groups(Filters=[{"Name": "strategy", "Values": ["spread"]}])["PlacementGroups"]
+    assert [each["GroupName"] for each in of] == ["far"]
+    assert code(ec2.describe_placement_groups, Filters=[{"Name": "colour", "Values": ["red"]}]) == "InvalidParameterValue"
 
 
 def test_a_capacity_reservation_is_used_up_and_given_back(ec2) -> None:
@@ -299,7 +450,7 @@ def test_topology_has_three_layers_and_pages(ec2) -> None:
 
 
 def test_ordered_errors_come_as_often_as_ordered(ec2, client, fault) -> None:
-    assert fault(action="DescribeInstances", error="RequestLimitExceeded", times=2) == 204
+    assert fault(action="DescribeInstances", error="RequestLimitExceeded", times=2) == 0
     assert [code(ec2.describe_instances) for _ in range(2)] == ["RequestLimitExceeded"] * 2
     assert ec2.describe_instances()["Reservations"] == []
     fault(action="RunInstances", error="InsufficientInstanceCapacity")
@@ -335,8 +486,9 @@ def test_an_instance_may_die(ec2, fault) -> None:
     assert (seen["State"]["Name"], seen["StateReason"]["Code"]) == ("terminated", "Server.InternalError")
 
 
-def test_a_fault_that_is_none_is_refused(fault) -> None:
-    assert fault(action="RunInstances", eror="x") == 400
+def test_a_fault_that_is_none_is_refused(fault, capsys) -> None:
+    assert fault(action="RunInstances", eror="x") == 1
+    assert "is no fault; give action and error" in capsys.readouterr().err
 
 
 def test_run_command_runs_on_the_named_instances_alone(ec2, client) -> None:
@@ -349,6 +501,9 @@ def test_run_command_runs_on_the_named_instances_alone(ec2, client) -> None:
     done = ssm.get_command_invocation(CommandId=sent["CommandId"], InstanceId=one)
     assert (done["Status"], done["ResponseCode"]) == ("Failed", 3)
     assert (done["StandardOutputContent"], done["StandardErrorContent"]) == (f"{one} ran uptime\nid", "an error")
+    ec2.stop_instances(InstanceIds=[one])
+    asked = {"InstanceIds": [one], "DocumentName": "AWS-RunShellScript", "Parameters": {"commands": ["id"]}}
+    assert code(ssm.send_command, **asked) == "InvalidInstanceId"
 
 
 def test_session_manager_opens_sessions_to_what_runs_and_has_no_channel(ec2, client) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import pytest
 from local_cloud import ROOT, build_argv, need_packer
 from local_cloud_api import Machines
 
+from localcloud.__main__ import order
 from localcloud.cloud import Cloud
 from localcloud.wrapping import CLOUD
 
@@ -55,8 +55,7 @@ def test_one_sentence_and_nothing_is_left(cloud: Cloud, tmp_path: Path, variable
     cloud._machines.room = fault.get("room", 40)
     if "action" in fault:
         # The SDK repeats a call, so order the fault for each try.
-        order = json.dumps({**fault, "times": 20}).encode()
-        urllib.request.urlopen(urllib.request.Request(f"{cloud.env['AWS_ENDPOINT_URL']}/localcloud/faults", order))
+        assert order(json.dumps({**fault, "times": 20}), cloud.env) == 0
     env = {**cloud.outside(os.environ), **cloud.env, "CHECKPOINT_DISABLE": "1"}
     done = subprocess.run(
         build_argv("slurm-cpu", tmp_path, **variables), cwd=ROOT, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
