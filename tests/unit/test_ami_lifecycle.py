@@ -75,7 +75,7 @@ def test_everything_at_once_and_nothing_the_second_time(life, client, ec2, made)
     assert done["changed"] and done["diff"]["before"][HOME] == {"image": image, "shared": [], "deprecated": "", "parameter": ""}
     assert done["diff"]["after"][WEST]["parameter"] == copy
     seen = west.describe_images(ImageIds=[copy])["Images"][0]
-    assert seen["BlockDeviceMappings"][0]["Ebs"]["KmsKeyId"] == key
+    assert seen["BlockDeviceMappings"][0]["Ebs"]["KmsKeyId"].endswith(f":key/{key}")
     assert ami.tags_of(seen) == {"stack": "s", "muster:source_ami": image}
     for each, region in ((image, HOME), (copy, WEST)):
         assert shares(client("ec2", region), each) == sorted(["012345678901", "111122223333", UNIT])
