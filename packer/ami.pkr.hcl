@@ -135,7 +135,7 @@ build {
   }
 
   provisioner "ansible" {
-    command          = "${local.bin}ansible-playbook"
+    command          = "${local.project}/packer/ansible-playbook.sh"
     playbook_file    = "${local.project}/playbooks/image.yml"
     user             = var.ssh_username
     groups           = var.groups

@@ -33,7 +33,9 @@ requirements:
   - Enabled by C(callbacks_enabled=muster.fleet.run_record).
 """
 
+import atexit
 import os
+import signal
 import sys
 import threading
 from pathlib import Path
@@ -68,12 +70,31 @@ class CallbackModule(CallbackBase):
         super().__init__()
         self.recorder = Recorder()
         self._over = threading.Event()
+        self._signal = "SIGINT"
 
     def v2_playbook_on_start(self, playbook):
         self.recorder.patience = self.get_option("patience")
         self.recorder.start(os.path.basename(playbook._file_name), sys.argv)
+        # Ansible does not end a playbook that a signal ends, so its end is written when Python ends.
+        atexit.register(self._interrupted, os.getpid())
+        signal.signal(signal.SIGTERM, self._end_as_by_ctrl_c)
+        # nohup has it ignored.
+        if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
+            signal.signal(signal.SIGHUP, self._end_as_by_ctrl_c)
         # Ansible takes the display's lock before it forks, so that a line from this thread leaves no worker with a held lock.
         threading.Thread(target=self._tell, name="run_record", daemon=True).start()
+
+    def _end_as_by_ctrl_c(self, number, _frame):
+        # Ansible's own handler of SIGTERM ends Python at once, and that of SIGINT in order. A worker has handlers of its own.
+        self._signal = signal.Signals(number).name
+        os.kill(os.getpid(), signal.SIGINT)
+
+    def _interrupted(self, pid):
+        if os.getpid() != pid or self._over.is_set():
+            return
+        self._over.set()
+        self.recorder.end({}, self._signal)
+        self._report()
 
     def _tell(self):
         while not self._over.wait(1):
@@ -109,6 +130,9 @@ class CallbackModule(CallbackBase):
         self._over.set()
         keys = ("ok", "changed", "failures", "unreachable")
         self.recorder.end({host: {key: stats.summarize(host)[key] for key in keys} for host in sorted(stats.processed)})
+        self._report()
+
+    def _report(self):
         if self.recorder.folder is None:
             return
         report = write_report(self.recorder.folder)

@@ -100,6 +100,7 @@ undone:
 
 import os
 import shutil
+import time
 
 from ansible.module_utils.basic import AnsibleModule
 
@@ -107,12 +108,22 @@ from ansible_collections.muster.fleet.plugins.module_utils.node import packages 
 from ansible_collections.muster.fleet.plugins.module_utils.node import service_guard, units
 from ansible_collections.muster.fleet.plugins.module_utils.node.manifest import parse_rpm
 
+# dnf(8), exit codes: another process has the lock.
+DNF_LOCKED = 200
+
 
 def dnf(module, names):
     """Install with dnf and return {package: version}."""
     wanted = [name.replace("=", "-", 1) for name in names]
     if not module.check_mode:
-        rc, out, err = module.run_command(["dnf", "--quiet", "--assumeyes", "--setopt=install_weak_deps=False", "install", *wanted])
+        until = time.monotonic() + module.params["lock_timeout"]
+        # dnf itself would wait for another process without end.
+        command = ["dnf", "--quiet", "--assumeyes", "--setopt=install_weak_deps=False", "--setopt=exit_on_lock=1", "install", *wanted]
+        while True:
+            rc, out, err = module.run_command(command)
+            if rc != DNF_LOCKED or time.monotonic() > until:
+                break
+            time.sleep(2)
         if rc != 0:
             module.fail_json(msg="dnf cannot install %s: %s." % (", ".join(wanted), (err or out).strip().replace("\n", "; ")))
     have = installed_rpm(module, names)

@@ -37,7 +37,8 @@ def cloud(artifacts) -> Iterator[LocalCloud]:
 def begin(
     cloud: LocalCloud, results: str, path: str = os.environ["PATH"], options: Sequence[str] = (), **variables: object
 ) -> subprocess.Popen:
-    argv, env = build_argv("base", cloud.folder / results, **variables), {**cloud.env, "PATH": path}
+    argv, env = build_argv("base", cloud.folder / results, **variables), {**cloud.env, "PATH": path, "TMPDIR": str(cloud.folder / "tmp")}
+    (cloud.folder / "tmp").mkdir(exist_ok=True)
     argv[2:2] = options
     with (cloud.folder / f"{results}.txt").open("w") as output:
         return subprocess.Popen(argv, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
@@ -106,6 +107,10 @@ def amis(cloud: LocalCloud, keys: tuple[str, str], plugin: str, site: dict[str, 
 def test_two_builds_at_once_make_two_images(cloud: LocalCloud, amis: list[str]) -> None:
     images = cloud.client("ec2").describe_images(ImageIds=amis)["Images"]
     assert len({each["Name"] for each in images}) == 2
+    deadline = time.monotonic() + 10
+    while left := [each.name for each in (cloud.folder / "tmp").glob("ansible-key*")]:
+        assert time.monotonic() < deadline, f"the builder's private key is left in {left}"
+        time.sleep(0.5)
     assert cloud.running() == []
 
 

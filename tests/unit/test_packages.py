@@ -229,6 +229,29 @@ def test_rpm_systems(call, node, monkeypatch):
     assert asked[1][0] == "dnf" and asked[1][-1] == "munge"
 
 
+def test_dnf_waits_for_another_process_no_longer_than_asked(call, node, monkeypatch):
+    """Code 200 and the words are those of dnf 4.23 with the process of another dnf in its lock."""
+    monkeypatch.setattr(module.shutil, "which", lambda name: "/usr/bin/dnf" if name == "dnf" else None)
+    clock, asked = [0.0], []
+    monkeypatch.setattr(module.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(module.time, "sleep", lambda seconds: clock.__setitem__(0, clock[0] + seconds))
+
+    def run_command(_module, argv, **_options):
+        if argv[0] == "rpm":
+            return 0, "munge 0.5.15-1.el9\n" if len(asked) == 3 else "", ""
+        asked.append(argv)
+        return (200, "", "metadata already locked by 26854\n") if len(asked) != 3 else (0, "", "")
+
+    monkeypatch.setattr(module.AnsibleModule, "run_command", run_command)
+    assert call(module, names=["munge"], lock_timeout=60)["installed"] == {"munge": "0.5.15-1.el9"}
+    assert "--setopt=exit_on_lock=1" in asked[0]
+    assert (len(asked), clock[0]) == (3, 4)
+    asked += [[]]
+    said = call(module, names=["munge"], lock_timeout=60)
+    assert said["msg"] == "dnf cannot install munge: metadata already locked by 26854."
+    assert 64 < clock[0] < 70
+
+
 def test_neither_apt_nor_dnf(call, node, monkeypatch):
     monkeypatch.setattr(module.shutil, "which", lambda name: None)
     assert call(module, names=["munge"])["msg"].startswith("This node has neither apt-get nor dnf")

@@ -15,9 +15,10 @@ import pytest
 from ansible.module_utils.testing import patch_module_args
 
 from ansible_collections.muster.fleet.plugins.module_utils.report import document as logic
+from ansible_collections.muster.fleet.plugins.module_utils.report.curves import collectives
 from ansible_collections.muster.fleet.plugins.module_utils.report.html import duration
 from ansible_collections.muster.fleet.plugins.module_utils.report.page import render_html
-from ansible_collections.muster.fleet.plugins.module_utils.report.plot import log2_ticks, nice_ticks
+from ansible_collections.muster.fleet.plugins.module_utils.report.plot import log2_ticks, log10_ticks, nice_ticks
 from ansible_collections.muster.fleet.plugins.modules import report as module
 
 ROOT = Path(__file__).parents[2]
@@ -317,6 +318,43 @@ def test_one_point_and_equal_values_can_be_drawn(folder: Path) -> None:
 )
 def test_nice_ticks_cover_the_values(low: float, high: float, ticks: list[float]) -> None:
     assert nice_ticks(low, high, 5)[: len(ticks)] == ticks
+
+
+def test_log10_ticks() -> None:
+    assert log10_ticks(0.02, 487.1) == [0.01, 0.1, 1, 10, 100, 1000]
+    assert log10_ticks(1, 1) == [1, 10]
+    assert log10_ticks(5, 10) == [1, 10]
+
+
+def test_busbw_is_drawn_on_logarithmic_axes() -> None:
+    """A tenth of the bandwidth is as far below as a hundredth below a tenth; a busbw of 0 has no place."""
+    rows = [{"size": 8 << n, "placement": "out_of_place", "busbw": value, "time_us": 1.0} for n, value in enumerate([0, 0.1, 1, 10])]
+    best = {"busbw": 10.0, "size": 64}
+    entry = {
+        "collective": "all_reduce",
+        "job": "j",
+        "rows": rows,
+        "ranks": 2,
+        "ranks_proven": 2,
+        "best": best,
+        "verdict": "passed",
+        "reasons": [],
+    }
+    page = collectives([entry])
+    path = re.search(r'class="line c0 " d="M([^"]+)"', page)[1]
+    heights = [float(spot.split()[1]) for spot in path.split("L")]
+    assert len(heights) == 3
+    assert abs((heights[0] - heights[1]) - (heights[1] - heights[2])) < 0.2
+    assert "2 (proven)" in page and "Proven: each rank named itself" in page
+
+
+def test_hosts_stand_in_the_order_of_a_reader(folder: Path) -> None:
+    fleet = json.loads((folder / "fleet.json").read_text())
+    names = ["compute-10", "compute-9", "login-1", "controller-1", "nas"]
+    groups = {"compute": ["muster_compute"], "login": ["muster_login"], "controller": ["muster_controller"]}
+    fleet["hosts"] = [{**fleet["hosts"][0], "name": name, "groups": groups.get(name.split("-")[0], [])} for name in names]
+    (folder / "fleet.json").write_text(json.dumps(fleet))
+    assert [host["name"] for host in logic.build(folder)["fleet"]["hosts"]] == ["controller-1", "login-1", "compute-9", "compute-10", "nas"]
 
 
 def test_log2_ticks() -> None:

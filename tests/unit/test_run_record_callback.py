@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -17,10 +18,8 @@ PROJECT = ROOT / "tests" / "fixtures" / "playbooks" / "run_record"
 HOSTS = "[all]\na\nb\n[all:vars]\nansible_connection=local\nansible_python_interpreter={python}\n"
 
 
-def play(
-    folder: Path, *options: str, hosts: str = HOSTS, patience: int = 15, strategy: str = "linear"
-) -> tuple[subprocess.CompletedProcess[str], Path]:
-    """Run the playbook in FOLDER and return what it said and the run folder that it may have announced."""
+def prepared(folder: Path, *options: str, hosts: str = HOSTS, patience: int = 15, strategy: str = "linear") -> tuple[list[str], dict, Path]:
+    """The command that runs the playbook in FOLDER, the options of its process, and the run folder that it may announce."""
     (folder / "hosts").write_text(hosts.format(python=sys.executable))
     run_dir = folder / "runs" / "local" / "20261121T105130Z"
     environment = {
@@ -36,7 +35,13 @@ def play(
         "MUSTER_PATIENCE": str(patience),
     }
     command = [str(Path(sys.executable).with_name("ansible-playbook")), "-i", str(folder / "hosts"), str(PROJECT / "run.yml"), *options]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=120)
+    return command, {"cwd": folder, "env": environment}, run_dir
+
+
+def play(folder: Path, *options: str, **more) -> tuple[subprocess.CompletedProcess[str], Path]:
+    """Run the playbook in FOLDER and return what it said and the run folder that it may have announced."""
+    command, process, run_dir = prepared(folder, *options, **more)
+    done = subprocess.run(command, **process, capture_output=True, text=True, check=False, timeout=120)
     assert "Callback dispatch" not in done.stdout + done.stderr, done.stderr
     return done, run_dir
 
@@ -119,6 +124,27 @@ def test_an_unreachable_host_is_named(tmp_path: Path) -> None:
     assert done.returncode == 4
     assert [event["host"] for event in of(run_dir, "unreachable")] == ["b"]
     assert "FAILED b: unreachable: " in done.stdout.split("SUMMARY")[1]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_run_that_a_signal_ends_has_a_report(tmp_path: Path, number: signal.Signals) -> None:
+    command, options, run_dir = prepared(tmp_path, "-e", f"folder={tmp_path}/runs/local/20261121T105130Z stop=never", patience=1)
+    # A caller such as a test in the background may ignore them.
+    heard = {"preexec_fn": lambda: [signal.signal(each, signal.SIG_DFL) for each in (signal.SIGINT, signal.SIGHUP)]}
+    with subprocess.Popen(command, **options, **heard, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        said = [next(line for line in process.stdout if "still Take long" in line)]
+        process.send_signal(number)
+        said += list(process.stdout)
+        assert process.wait(60) == 99
+    summary = "".join(said).split("SUMMARY")[1]
+    assert "fleet local: unfinished in " in summary
+    assert "report: runs/local/20261121T105130Z/report.html" in summary
+    last = events(run_dir)[-1]
+    assert (last["event"], last["ok"], last["interrupted"]) == ("end", False, number.name)
+    report = json.loads((run_dir / "report.json").read_text())
+    assert report["run"]["verdict"] == "unfinished"
+    assert report["run"]["messages"][-1] == f"{number.name} ended the run."
+    assert report["checks"]["counts"]["passed"] > 0
 
 
 def test_nothing_is_written_where_no_folder_is_announced(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import errno
 import fcntl
 import json
 import os
+import stat
 import tempfile
 import time
 
@@ -148,11 +149,17 @@ class Store:
         self.folder, self.uid, self.gid = folder, uid, gid
         self.output = os.path.join(folder, "output.txt")
 
-    def read(self, name):
-        """The text of a file, "" when there is none."""
+    def read(self, name, last=None):
+        """The text of a file, or of its `last` bytes; "" when there is no regular file."""
         try:
-            with open(os.open(os.path.join(self.folder, name), os.O_RDONLY | os.O_NOFOLLOW), encoding="utf-8", errors="replace") as file:
-                return file.read()
+            # A pipe that somebody put there would block.
+            number = os.open(os.path.join(self.folder, name), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            with open(number, "rb") as file:
+                info = os.fstat(number)
+                if not stat.S_ISREG(info.st_mode):
+                    return ""
+                file.seek(max(0, info.st_size - last) if last else 0)
+                return file.read().decode("utf-8", "replace")
         except OSError as error:
             if error.errno in (errno.ENOENT, errno.ELOOP, errno.ENOTDIR):
                 return ""
@@ -195,7 +202,7 @@ class Store:
 
     def tail(self):
         """The last lines of the output."""
-        return "\n".join(self.read("output.txt")[-TAIL_BYTES:].splitlines()[-20:])
+        return "\n".join(self.read("output.txt", TAIL_BYTES).splitlines()[-20:])
 
     @contextlib.contextmanager
     def locked(self):

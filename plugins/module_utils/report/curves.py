@@ -28,16 +28,20 @@ def collectives(entries: list[dict[str, Any]]) -> str:
     labels = [entry["collective"] if names.count(entry["collective"]) == 1 else "%(collective)s (%(job)s)" % entry for entry in entries]
     series = []
     for index, (label, entry) in enumerate(zip(labels, entries)):
-        rows = sorted((row for row in entry["rows"] if row["placement"] == "out_of_place" and row["size"]), key=lambda row: row["size"])
+        # A busbw of 0.00, as of small messages, is on no logarithmic scale; the table below has it.
+        rows = [row for row in entry["rows"] if row["placement"] == "out_of_place" and row["size"] and row["busbw"]]
+        rows.sort(key=lambda row: row["size"])
         notes = ["%s, %s: %.2f GB/s, %s µs" % (label, human_size(row["size"]), row["busbw"], short(row["time_us"])) for row in rows]
         series.append(Series(label, [(row["size"], row["busbw"]) for row in rows], index, notes))
     drawn = [one for one in series if one.points]
     parts = []
     if drawn:
         legend = "".join("<li>%s%s</li>" % (swatch(one.colour), text(one.label)) for one in drawn)
-        plot = Plot("Bus bandwidth against message size", drawn, y_title="busbw, GB/s", x_title="message size", log2=True, from_zero=True)
+        plot = Plot("Bus bandwidth against message size", drawn, y_title="busbw, GB/s", x_title="message size", log2=True, log10=True)
         parts.append('<figure><ul class="legend">%s</ul>%s' % (legend, plot.both("busbw", 1080, 340)))
-        parts.append("<figcaption>Bus bandwidth, out-of-place. The in-place half is in report.json.</figcaption></figure>")
+        parts.append(
+            "<figcaption>Bus bandwidth, out-of-place, on logarithmic scales. The in-place half is in report.json.</figcaption></figure>"
+        )
     columns = [
         ("Collective", ""),
         ("Ranks", "number"),
@@ -57,6 +61,8 @@ def collectives(entries: list[dict[str, Any]]) -> str:
             ]
         )
     parts.append(table(columns, rows, "stack"))
+    if any(entry["ranks_proven"] for entry in entries):
+        parts.append('<p class="soft">Proven: each rank named itself in the output, so as many took part as were asked for.</p>')
     if drawn:
         sizes = sorted({size for one in drawn for size, _busbw in one.points})
         by_label = [dict(one.points) for one in drawn]

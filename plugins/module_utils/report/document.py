@@ -18,6 +18,7 @@ import statistics
 from pathlib import Path
 from typing import Any, Iterable, Optional
 
+from ansible_collections.muster.fleet.plugins.module_utils.basics import version_key
 from ansible_collections.muster.fleet.plugins.module_utils.health.nccl_results import human_size
 from ansible_collections.muster.fleet.plugins.module_utils.report.html import duration
 from ansible_collections.muster.fleet.plugins.module_utils.report.page import render_html
@@ -48,7 +49,11 @@ def build(folder: Path) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "run": run,
-        "fleet": {"hosts": fleet.get("hosts") or [], "versions": fleet.get("versions") or [], "engine": fleet.get("engine")},
+        "fleet": {
+            "hosts": sorted(fleet.get("hosts") or [], key=_place),
+            "versions": fleet.get("versions") or [],
+            "engine": fleet.get("engine"),
+        },
         "checks": _checks(by_kind.get("check", [])),
         "failures": _failures(events[last_start:], run["hosts"]),
         "collectives": [entry for job in jobs for entry in _collectives(folder, job, notes)],
@@ -60,6 +65,13 @@ def build(folder: Path) -> dict[str, Any]:
         },
         "notes": notes,
     }
+
+
+def _place(host: dict[str, Any]) -> tuple[Any, ...]:
+    """Where a host stands among the others: controllers first, and node-10 behind node-9."""
+    groups = host.get("groups") or []
+    first = next((number for number, group in enumerate(("muster_controller", "muster_login", "muster_compute")) if group in groups), 3)
+    return first, version_key(host["name"]), host["name"]
 
 
 def _document(folder: Path, name: str, notes: list[str]) -> dict[str, Any]:
@@ -113,9 +125,10 @@ def _run(folder: Path, events: list[dict[str, Any]], fleet: dict[str, Any]) -> d
         "started": start.get("time"),
         "ended": end["time"] if end else None,
         "seconds": end["seconds"] if end else None,
-        "verdict": ("passed" if end["ok"] else "failed") if end else "unfinished",
+        "verdict": "unfinished" if not end or end.get("interrupted") else "passed" if end["ok"] else "failed",
         "hosts": end["hosts"] if end else {},
-        "messages": [event["text"] for event in events if event["event"] == "message"],
+        "messages": [event["text"] for event in events if event["event"] == "message"]
+        + ["%s ended the run." % end["interrupted"] for end in [end or {}] if end.get("interrupted")],
     }
 
 

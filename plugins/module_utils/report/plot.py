@@ -45,13 +45,17 @@ class Series:
 
 @dataclass
 class Plot:
-    """MARKS are (x, text) drawn as vertical lines, TICKS are x drawn on the axis. LOG2 puts x on a scale of powers of two."""
+    """MARKS are (x, text) drawn as vertical lines, TICKS are x drawn on the axis.
+
+    LOG2 puts x on a scale of powers of two, LOG10 y on one of powers of ten, which a y of 0 is not on.
+    """
 
     title: str
     series: list[Series]
     y_title: str
     x_title: str
     log2: bool = False
+    log10: bool = False
     from_zero: bool = False
     marks: list[tuple[float, str]] = field(default_factory=list)
     ticks: list[float] = field(default_factory=list)
@@ -63,10 +67,10 @@ class Plot:
     def _svg(self, kind: str, name: str, width: int, height: int) -> str:
         points = [point for one in self.series for point in one.points]
         xs, ys = [x for x, _y in points], [y for _x, y in points]
-        y_ticks = nice_ticks(0 if self.from_zero else min(ys), max(ys), 5)
+        y_ticks = log10_ticks(min(ys), max(ys)) if self.log10 else nice_ticks(0 if self.from_zero else min(ys), max(ys), 5)
         y_low, y_high = min(y_ticks[0], *ys), max(y_ticks[-1], *ys)
-        digits = max(0, -math.floor(math.log10(y_ticks[1] - y_ticks[0]) + 1e-9))
-        y_texts = ["%.*f" % (digits, tick) for tick in y_ticks]
+        digits = 0 if self.log10 else max(0, -math.floor(math.log10(y_ticks[1] - y_ticks[0]) + 1e-9))
+        y_texts = ["%g" % tick if self.log10 else "%.*f" % (digits, tick) for tick in y_ticks]
         # A digit is 7 units wide at the page's letters of 12 pixels.
         left, right, top, bottom = 16 + 7 * max(len(text) for text in y_texts), width - 14, 24, height - 40
         x_low, x_high = min(xs), max(xs)
@@ -81,7 +85,8 @@ class Plot:
             return left + 6 + (right - left - 12) * ((at - low) / (high - low) if high > low else 0.5)
 
         def down(y: float) -> float:
-            return bottom - (bottom - top) * (y - y_low) / (y_high - y_low)
+            low, high, at = (math.log10(value) for value in (y_low, y_high, y)) if self.log10 else (y_low, y_high, y)
+            return bottom - (bottom - top) * (at - low) / (high - low)
 
         ends = "%s from %s to %s" % (self.x_title, self._x_text(x_low), self._x_text(x_high))
         labels = ", ".join(dict.fromkeys(one.label for one in self.series))
@@ -146,6 +151,12 @@ def nice_ticks(low: float, high: float, about: int) -> list[float]:
     first = math.floor(low / step + 1e-9)
     last = math.ceil(high / step - 1e-9)
     return [round(number * step, 10) for number in range(first, last + 1)]
+
+
+def log10_ticks(low: float, high: float) -> list[float]:
+    """Return the powers of ten from at most LOW to at least HIGH, at least two."""
+    first, last = math.floor(math.log10(low) + 1e-9), math.ceil(math.log10(high) - 1e-9)
+    return [float("1e%d" % exponent) for exponent in range(first, max(last, first + 1) + 1)]
 
 
 def log2_ticks(low: float, high: float, most: int) -> list[float]:

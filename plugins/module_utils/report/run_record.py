@@ -7,7 +7,8 @@
 `Recorder` does not know Ansible: the callback plugin run_record calls it. Events (common keys `event` and `time`):
 start {playbook, fleet, argv}, task {role, phase, task, action, path, seconds, changed, hosts}, check {host, component, level, check,
 status, expected, found, reason, remedy, seconds}, failure {host, role, task, message, remedy, log}, unreachable {host, message},
-message {host, text}, role {role, phase, seconds, tasks, changed}, end {seconds, ok, hosts: {host: {ok, changed, failures, unreachable}}}.
+message {host, text}, role {role, phase, seconds, tasks, changed}, end {seconds, ok, interrupted (by a signal, or ""), hosts: {host: {ok,
+changed, failures, unreachable}}}.
 Only the keys named here are taken from a module's result.
 """
 
@@ -154,13 +155,13 @@ class Recorder:
         elif outcome == "failed":
             self._failure(host, task, result)
 
-    def end(self, hosts: dict[str, dict[str, int]]) -> None:
-        """The playbook has ended; HOSTS has for each host the numbers ok, changed, failures, unreachable."""
+    def end(self, hosts: dict[str, dict[str, int]], interrupted: str = "") -> None:
+        """The playbook has ended; HOSTS has for each host the numbers ok, changed, failures, unreachable. INTERRUPTED names a signal."""
         self._end_task()
         for (role, phase), totals in sorted(self._roles.items(), key=lambda item: -item[1]["seconds"]):
             self._event("role", role=role, phase=phase, **{**totals, "seconds": round(totals["seconds"], 3)})
-        ok = not any(host["failures"] or host["unreachable"] for host in hosts.values())
-        self._event("end", seconds=round(self._clock() - self._begun, 3), ok=ok, hosts=hosts)
+        ok = not interrupted and not any(host["failures"] or host["unreachable"] for host in hosts.values())
+        self._event("end", seconds=round(self._clock() - self._begun, 3), ok=ok, interrupted=interrupted, hosts=hosts)
 
     def _end_task(self) -> None:
         task, self._task = self._task, None

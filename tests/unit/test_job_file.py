@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright: the Muster developers
+"""A job's file is read with its user's rights, through no link, and in parts."""
+
+from __future__ import annotations
+
+import base64
+import os
+import pwd
+from pathlib import Path
+
+import pytest
+
+from ansible_collections.muster.fleet.plugins.action import job_file as action
+from ansible_collections.muster.fleet.plugins.modules import job_file as module
+
+ME = pwd.getpwuid(os.getuid()).pw_name
+
+
+@pytest.fixture
+def fetch(call, tmp_path: Path):
+    return lambda name, **more: call(module, src=str(tmp_path / name), dest="x", **{"user": ME, **more})
+
+
+def test_a_part_of_a_file(fetch, tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"0123456789")
+    (tmp_path / "a").chmod(0o600)
+    found = fetch("a", offset=3, length=4)
+    assert (found["exists"], found["size"], found["mode"], base64.b64decode(found["content"])) == (True, 10, "0600", b"3456")
+    assert not found["changed"]
+
+
+def test_what_is_no_file_is_not_opened(fetch, tmp_path: Path) -> None:
+    (tmp_path / "real").write_text("x")
+    (tmp_path / "link").symlink_to("real")
+    os.mkfifo(tmp_path / "pipe")
+    assert fetch("link")["msg"].endswith("link: it is a link; remove it.")
+    assert fetch("pipe")["msg"].endswith("it is not a regular file.")
+    assert fetch(".")["failed"]
+    assert fetch("none")["exists"] is False
+    assert fetch("none", required=True)["msg"].endswith("none does not exist on this host; the job did not write it.")
+    assert "The user nobody-has-it does not exist" in fetch("real", user="nobody-has-it")["msg"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="not_run: only root can become another user")
+def test_root_reads_only_what_the_user_may_read(fetch, tmp_path: Path) -> None:
+    for folder in (tmp_path, *tmp_path.parents):
+        if folder.owner() == "root" and str(folder).startswith("/tmp/"):
+            folder.chmod(0o755)
+    (tmp_path / "secret").write_text("s3cret")
+    (tmp_path / "secret").chmod(0o600)
+    found = fetch("secret", user="nobody")
+    assert found["msg"] == f"User nobody cannot read {tmp_path}/secret: Permission denied."
+    assert os.geteuid() == 0 and os.getegid() == 0
+    (tmp_path / "secret").chmod(0o644)
+    assert base64.b64decode(fetch("secret", user="nobody")["content"]) == b"s3cret"
+
+
+@pytest.mark.parametrize("size", [0, 1, 99, 100])
+def test_a_short_file_is_copied_whole(size: int) -> None:
+    content = bytes(range(100))[:size]
+    assert b"".join(cut(content[offset : offset + length]) for offset, length, cut in action.parts(size, 100)) == content
+
+
+def test_a_long_file_loses_whole_lines_of_its_middle(monkeypatch) -> None:
+    monkeypatch.setattr(action, "PART", 16)
+    content = b"".join(b"line %03d\n" % number for number in range(100))
+    spans = [(offset, length) for offset, length, _cut in action.parts(len(content), 400)]
+    assert sum(length for _offset, length in spans) == 400
+    assert max(length for _offset, length in spans) <= 16
+    kept = b"".join(cut(content[offset : offset + length]) for offset, length, cut in action.parts(len(content), 400))
+    lines = kept.splitlines()
+    assert lines[0] == b"line 000" and lines[-1] == b"line 099"
+    assert set(lines) <= set(content.splitlines())
+    assert len(kept) + 18 > 390 and len(lines) > 40
