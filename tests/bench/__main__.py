@@ -20,7 +20,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from . import adding, bake, converge, peers, stack, table, trainer
+from . import adding, bake, converge, hosts, peers, stack, table, trainer
 from .fleets import ROOT
 
 PAGE = ROOT / "docs/performance.md"
@@ -38,6 +38,7 @@ def inventory(folder: Path) -> list[table.Row]:
 PARTS: dict[str, Callable[[Path], list[table.Row]]] = {
     "converge": converge.rows,
     "adding": adding.rows,
+    "hosts": hosts.rows,
     "peers": peers.rows,
     "loop": trainer.loop,
     "memory": trainer.memory,
@@ -48,7 +49,7 @@ PARTS: dict[str, Callable[[Path], list[table.Row]]] = {
     "bake_gpu": bake.rows_gpu,
 }
 # They take too long for every run.
-NAMED_ONLY = ("stack", "bake", "bake_gpu")
+NAMED_ONLY = ("hosts", "stack", "bake", "bake_gpu")
 
 
 def main(wanted: list[str]) -> int:

@@ -236,6 +236,7 @@ def summary(report: dict[str, Any], folder: Optional[Path] = None) -> list[str]:
     took = " in %s" % duration(run["seconds"]) if run["seconds"] is not None else ""
     failed = len(report["failures"])
     lines = ["fleet %s: %s%s%s" % (run["fleet"], run["verdict"], took, ", %s stopped" % _plural(failed, "host") if failed else "")]
+    lines[0] += ", %s" % run["messages"][-1].rstrip(".") if run["verdict"] == "unfinished" and run["messages"] else ""
     if hosts:
         lines.append("hosts: %d (%s)" % (len(hosts), named_hosts((host["name"] for host in hosts), 6)))
     if run["hosts"]:
