@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from ansible.module_utils.common.dict_transformations import _camel_to_snake
 
-from ansible_collections.muster.fleet.plugins.module_utils.aws.accounts import DENIED, AwsError, sentence
+from ansible_collections.muster.fleet.plugins.module_utils.aws.accounts import DENIED, AwsError, not_aws, sentence, unreadable
 from ansible_collections.muster.fleet.plugins.module_utils.aws.accounts import Accounts as AwsAccounts
 from ansible_collections.muster.fleet.plugins.module_utils.aws.hosts import stop_at
 from ansible_collections.muster.fleet.plugins.module_utils.aws.instances import Ec2Error, instance_reader, read_page
@@ -32,7 +32,7 @@ class Accounts(AwsAccounts):
             return list(dict.fromkeys(named))
         ec2 = self.client("ec2", self.home, role)
         try:
-            found = self.ask("DescribeRegions", f"region {self.home}", ec2.describe_regions)["Regions"]
+            found = self.ask("DescribeRegions", f"region {self.home}", lambda: ec2.describe_regions()["Regions"])
         except AwsError as error:
             raise Ec2Error(f"No region: option regions is empty, and the account was asked in vain. {error}") from error
         return sorted(each["RegionName"] for each in found)
@@ -104,9 +104,10 @@ def query(options, include, exclude, warn):
     def stop_times(client, where, instances):
         try:
             _stop_times(client, instances)
-        except (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError) as error:
+        except (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError, *unreadable()) as error:
             # Hosts without a stop time are better than no hosts.
-            said = sentence(error, "DescribeCapacityReservations", where)
+            action = "DescribeCapacityReservations"
+            said = not_aws(action, where) if isinstance(error, unreadable()) else sentence(error, action, where)
             warn(f"No muster_stop_at, jobs will not end before their capacity block does: {said}")
             unknown.append(where)
 
@@ -119,9 +120,10 @@ def query(options, include, exclude, warn):
             if kind == "include":
                 stop_times(client, where, instances)
             return instances
-        except (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError, Ec2Error) as error:
+        except (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError, Ec2Error, *unreadable()) as error:
             action = "DescribeInstanceTopology" if kind == "topology" else "DescribeInstances"
-            said = str(error) if isinstance(error, Ec2Error) else sentence(error, action, where)
+            foreign = isinstance(error, unreadable())
+            said = not_aws(action, where) if foreign else str(error) if isinstance(error, Ec2Error) else sentence(error, action, where)
             denied = getattr(error, "response", {}).get("Error", {}).get("Code") in DENIED
             if options["skip_failed_regions"] or (denied and not options["strict_permissions"]):
                 return Ec2Error(said)

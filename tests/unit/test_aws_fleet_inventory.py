@@ -631,6 +631,30 @@ def test_an_answer_that_is_no_answer(read, monkeypatch: pytest.MonkeyPatch) -> N
             read(api)
 
 
+@pytest.mark.parametrize("page", [b"<html>proxy</ht", b"<html><body>Log in</body></html>"])
+@pytest.mark.parametrize("action", ["DescribeRegions", "DescribeInstanceTopology", "DescribeInstances"])
+def test_the_page_of_a_proxy_is_no_empty_fleet(read, monkeypatch: pytest.MonkeyPatch, action: str, page: bytes) -> None:
+    with Api({"us-east-1": [GPU]}) as api:
+        monkeypatch.setattr(api, f"_{action}", lambda *_more: page)
+        with pytest.raises(SystemExit, match=f"{action} returned an answer that"):
+            read(api, regions=[], topology=True)
+
+
+def test_without_stop_times_there_are_hosts_and_a_warning(read, warnings, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Api({"us-east-1": blocks()[:2]}) as api:
+        monkeypatch.setattr(api, "_DescribeCapacityReservations", lambda *_more: b"<html><body>Log in</body></html>")
+        assert len(read(api).hosts) == 2
+    assert any("DescribeCapacityReservations returned an answer that is not AWS's" in said for said in warnings)
+
+
+def test_stop_times_keep_their_name_beside_prefixed_variables(read) -> None:
+    with Api({"us-east-1": blocks()[:2]}) as api:
+        api.ends = {BLOCK: "2026-12-01T11:30:00.000Z"}
+        variables = read(api, hostnames=["tag:Name"], hostvars_prefix="ec2_").hosts["cb-1"].vars
+    assert "ec2_instance_id" in variables
+    assert [name for name in variables if "stop_at" in name] == ["muster_stop_at"]
+
+
 def test_the_command_ends_with_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "aws_fleet.yml").write_text("plugin: muster.fleet.aws_fleet\nregions: ['']\n")
     for command in ("inventory import main; main()", "playbook import main; main()"):

@@ -64,6 +64,21 @@ def _code(error):
     return getattr(error, "response", {}).get("Error", {}).get("Code", "")
 
 
+def unreadable():
+    """What an answer raises that is not AWS's, such as the page of a proxy that asks for a login."""
+    import botocore.parsers
+
+    return KeyError, botocore.parsers.ResponseParserError
+
+
+def not_aws(action, where):
+    """The sentence for such an answer."""
+    return "%s returned an answer that is not AWS's%s; look at the proxy and at the address of the API." % (
+        action,
+        where and " in " + where,
+    )
+
+
 class Accounts:
     """One boto3 session, and a client for each account and region, for the main thread alone: boto3's sessions are not thread-safe."""
 
@@ -103,6 +118,8 @@ class Accounts:
             return call()
         except (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError, ValueError) as error:
             raise AwsError(sentence(error, action, where, service), _code(error)) from error
+        except unreadable() as error:
+            raise AwsError(not_aws(action, where)) from error
 
     def client(self, service, region, role=""):
         """A client with the keys of a role, or with those of the options."""
