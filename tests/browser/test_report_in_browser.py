@@ -38,6 +38,8 @@ MEASURE = """(() => {
     letters: Math.min(...texts.map(text => text.getBoundingClientRect().height)),
     wide: [...document.querySelectorAll("main *")].filter(shown).filter(element => !element.closest(".scroll"))
       .filter(element => place(element).right > root.clientWidth + 0.5).map(element => element.tagName + "." + element.className),
+    cut: [...document.querySelectorAll(".scroll")].filter(box => !box.closest("details:not([open])") && box.scrollWidth > box.clientWidth + 1)
+      .map(box => box.closest("section").id),
     collisions: [...document.querySelectorAll("svg.plot")].filter(shown).flatMap(svg => {
       const boxes = [...svg.querySelectorAll("text")].map(text => ({text: text.textContent, ...place(text)}));
       // The boxes are as high as the line, so letters below each other touch by a little without meeting.
@@ -60,6 +62,18 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[chromium_pipe.
 def passed(artifacts) -> Path:
     folder = artifacts.folder("report-passed") / "local" / SAMPLE.name
     shutil.copytree(SAMPLE, folder)
+    # The longest name and time of a real run.
+    role = {
+        "event": "role",
+        "time": "2026-11-21T10:51:31.000Z",
+        "role": "stack_component.yml",
+        "phase": "",
+        "seconds": 60.0,
+        "tasks": 9,
+        "changed": 0,
+    }
+    with (folder / "events.jsonl").open("a") as events:
+        events.write(json.dumps(role) + "\n")
     write_report(folder)
     return folder / "report.html"
 
@@ -104,6 +118,7 @@ def test_a_passed_run_reads_well(browser: chromium_pipe.Chromium, passed: Path, 
     assert page["sections"] == ["fleet", "checks", "collectives", "training", "timings", "jobs", "versions"]
     assert page["scrollWidth"] <= page["clientWidth"] == width
     assert page["wide"] == []
+    assert page["cut"] == []
     assert [plot["title"] for plot in page["plots"]] == ["Bus bandwidth against message size", "Loss against step", "Speed against step"]
     assert [len(plot["lines"]) for plot in page["plots"]] == [6, 2, 2]
     for plot in page["plots"]:

@@ -94,7 +94,9 @@ td.wide { width: 55%; }
   svg.narrow { display: block; }
   dl.figures { grid-template-columns: 1fr 1fr; gap: 8px; }
   dl.figures dd { font-size: 18px; }
-  td.wide { width: 38%; }
+  td.wide { width: 30%; }
+  .bar { min-width: 40px; }
+  td:first-child { overflow-wrap: anywhere; }
   table.stack thead { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); }
   table.stack tr { display: block; padding: 8px 0; border-bottom: 1px solid var(--rule); }
   table.stack tr:last-child { border-bottom: 0; }
