@@ -38,7 +38,8 @@ MEASURE = """(() => {
     letters: Math.min(...texts.map(text => text.getBoundingClientRect().height)),
     wide: [...document.querySelectorAll("main *")].filter(shown).filter(element => !element.closest(".scroll"))
       .filter(element => place(element).right > root.clientWidth + 0.5).map(element => element.tagName + "." + element.className),
-    cut: [...document.querySelectorAll(".scroll")].filter(box => !box.closest("details:not([open])") && box.scrollWidth > box.clientWidth + 1)
+    cut: [...document.querySelectorAll(".scroll")].filter(box => !box.closest("details:not([open])"))
+      .filter(box => box.scrollWidth > box.clientWidth + 1)
       .map(box => box.closest("section").id),
     collisions: [...document.querySelectorAll("svg.plot")].filter(shown).flatMap(svg => {
       const boxes = [...svg.querySelectorAll("text")].map(text => ({text: text.textContent, ...place(text)}));
