@@ -19,9 +19,9 @@ from e2e_fleet import ROOT, Fleet
 pytestmark = pytest.mark.engine
 
 NAME = "kills"
-# (what, compute nodes before, compute nodes asked for, the longest time before the kill in seconds, how often)
-CASES = (("keeps", 2, 2, 30, 8), ("grows", 1, 2, 45, 5), ("shrinks", 2, 1, 30, 4), ("first run", 0, 2, 120, 3))
-KILLS = [(what, before, after, longest) for what, before, after, longest, often in CASES for _ in range(often)]
+# (what, compute nodes before, compute nodes asked for, the longest time before the kill in seconds)
+KEEPS, SHRINKS, GROWS, FIRST = ("keeps", 2, 2, 30), ("shrinks", 2, 1, 30), ("grows", 1, 2, 45), ("first run", 0, 2, 120)
+KILLS = [FIRST, *[KEEPS] * 8, *[SHRINKS, GROWS] * 4, *[FIRST] * 3]
 SEED = int(os.environ.get("MUSTER_KILLS_SEED", str(time.time_ns() % 1_000_000)))
 
 
