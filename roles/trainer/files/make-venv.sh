@@ -16,6 +16,11 @@ fi
 TMPDIR=$venv.tmp
 export TMPDIR
 rm -rf "$venv" "$TMPDIR"
+free=$(df --output=avail -m "$(dirname "$venv")" | tail -n 1)
+if [ "$free" -lt 6500 ]; then
+    echo "$venv needs 6500 MiB and $((free)) MiB are free on its disk; free some, or set trainer_venv to a folder on another disk." >&2
+    exit 1
+fi
 mkdir "$TMPDIR"
 python3 -m venv "$venv"
 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-cache-dir --require-hashes --only-binary :all: \
