@@ -289,8 +289,11 @@ def main():
             poll=params["poll"],
             pending_timeout=params["pending_timeout"],
         )
+        gpus = {}
         if params["job"] is not None:
-            script = sbatch.render_sbatch(document, identity, folder, params["stop_at"])
+            if document["gpus_per_node"]:
+                gpus = runner.gpus(document["launcher"]["partition"])
+            script = sbatch.render_sbatch(document, identity, folder, params["stop_at"], documents.gpus_per_node(document, gpus))
             files = {"job.json": json.dumps(document, indent=1) + "\n", "job.sbatch": script}
             options = []
         else:
@@ -300,6 +303,7 @@ def main():
 
         def check():
             if params["job"] is not None:
+                documents.check_gpus(document, gpus)
                 documents.check_fits(document, slurm.cpus_of(runner.nodes(), document["launcher"]["partition"]))
                 for secret, path in documents.shared_secrets(document, params["store"]).items():
                     if run(["test", "-r", path], True)[0]:

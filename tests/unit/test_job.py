@@ -71,6 +71,39 @@ def test_a_wrong_document_is_answered_by_one_sentence(change, sentence):
     assert str(error.value).count("\n") == 0
 
 
+@pytest.mark.parametrize("gpus", ["8", "some", -1, 1.5, True, [8]])
+def test_gpus_are_all_or_a_number(gpus):
+    with pytest.raises(job.JobError, match=r"gpus_per_node must be all or a (whole )?number"):
+        job.load({**SMALL, "gpus_per_node": gpus})
+
+
+@pytest.mark.parametrize(
+    ("wanted", "nodes", "have", "gets"),
+    [
+        ("all", 2, {"a": 8, "b": 8}, 8),
+        ("all", 2, {"a": 8, "b": 8, "c": 0}, 8),
+        ("all", 3, {"a": 8, "b": 8, "c": 0}, 0),
+        ("all", 2, {"a": 8, "b": 4}, 4),
+        ("all", 1, {}, 0),
+        (2, 1, {"a": 8}, 2),
+        (0, 1, {"a": 8}, 0),
+    ],
+)
+def test_a_job_gets_all_gpus_of_its_nodes_unless_it_says_otherwise(wanted, nodes, have, gets):
+    document = job.load({**SMALL, "nodes": nodes, "gpus_per_node": wanted})
+    assert job.gpus_per_node(document, have) == gets
+    job.check_gpus(document, have)
+
+
+def test_more_gpus_than_the_nodes_have_are_refused():
+    document = job.load({**SMALL, "nodes": 2, "gpus_per_node": 8})
+    job.check_gpus(document, {"a": 8, "b": 8})
+    with pytest.raises(
+        job.JobError, match=r"wants 8 GPUs on each of 2 nodes, and 1 of the 2 nodes there have so many \(the largest has 8\)"
+    ):
+        job.check_gpus(document, {"a": 8, "b": 4})
+
+
 def test_a_secret_given_by_value_is_refused_and_not_repeated():
     for value in ("hunter2", {"from": "file", "path": "/a", "value": "hunter2"}, {"value": "hunter2"}):
         with pytest.raises(job.JobError) as error:

@@ -27,6 +27,15 @@ def test_a_script_has_its_options_before_its_commands():
     assert not any(line.startswith("#SBATCH") for line in script.split("set -euo")[1].splitlines())
 
 
+def test_gpus_are_asked_for_where_there_are_some():
+    document = job.load({"name": "t", "command": ["x"]})
+    assert "#SBATCH --gpus-per-node=8\n" in sbatch.render_sbatch(document, "0" * 64, "/x", gpus=8)
+    assert "gpus" not in sbatch.render_sbatch(document, "0" * 64, "/x")
+    for option in ("gpus-per-node", "gpus"):
+        with pytest.raises(job.JobError, match="use gpus_per_node"):
+            rendered(launcher={"options": {option: 8}})
+
+
 def test_every_script_is_bash_and_runs_the_words_it_was_given(tmp_path):
     secret = tmp_path / "token"
     secret.write_text('it\'s a "secret"\n')

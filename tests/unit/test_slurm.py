@@ -128,6 +128,15 @@ def test_the_newest_live_job_of_a_name():
     assert slurm.newest_live("", "muster:a:1") is None
 
 
+def test_gpus_of_a_partition():
+    """The column %G as Slurm 24.11 prints it; a node stands there once for each partition."""
+    main = "a1|main*|gpu:h100:8(S:0-1)\na2|main*|gpu:4\na3|main*|(null)\na4|main*|nvme:2,gpu:a100:2,gpu:t4:1(S:0)\n"
+    text = main + "a1|debug|gpu:h100:8(S:0-1)\n"
+    assert slurm.gpus_of(text) == {"a1": 8, "a2": 4, "a3": 0, "a4": 3}
+    assert slurm.gpus_of(text, "debug") == {"a1": 8}
+    assert slurm.gpus_of(text, "none") == {}
+
+
 NODES = {
     "a1": {"state": "idle", "reason": ""},
     "a2": {"state": "drained", "reason": "muster:nccl: slow"},

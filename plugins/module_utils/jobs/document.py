@@ -34,6 +34,7 @@ FIELDS: dict[str, tuple[type, Any]] = {
     "nodes": (int, 1),
     "procs_per_node": (int, 1),
     "cpus_per_proc": (int, 1),
+    "gpus_per_node": (object, "all"),
     "env": (dict, {}),
     "secrets": (dict, {}),
     "mounts": (list, []),
@@ -48,7 +49,7 @@ LAUNCHERS: dict[str, dict[str, tuple[type, Any]]] = {
 CHOICES = {"mpi": ("pmix", "none"), "launch": ("srun", "torchrun")}
 # Where a secret may come from -> the field that says which one. A document never holds the value itself.
 SECRET_SOURCES = {"file": "path", "env": "name"}
-TYPE_NAMES = {str: "text", int: "a whole number", list: "a list", dict: "a mapping"}
+TYPE_NAMES = {str: "text", int: "a whole number", list: "a list", dict: "a mapping", object: "all or a whole number"}
 
 
 class JobError(ValueError):
@@ -148,6 +149,9 @@ def load(data):
     for field in ("nodes", "procs_per_node", "cpus_per_proc", "time_limit"):
         if job[field] < 1:
             raise JobError("%s: %s must be at least 1, not %d." % (where, field, job[field]))
+    gpus = job["gpus_per_node"]
+    if gpus != "all" and (not isinstance(gpus, int) or gpus < 0):
+        raise JobError("%s: gpus_per_node must be all or a number from 0 on, not %r." % (where, gpus))
     if job["time_limit"] > MINUTES:
         raise JobError("%s: time_limit must be at most %d minutes (366 days), not %d." % (where, MINUTES, job["time_limit"]))
     if job["retries"] < 0:
@@ -213,4 +217,28 @@ def check_fits(document, cpus):
                 len(cpus),
                 max(cpus.values(), default=0),
             )
+        )
+
+
+def gpus_per_node(document, gpus):
+    """How many GPUs a job gets on each node; `all` is what as many nodes as it wants have at least.
+
+    gpus: {node name: GPUs} of the nodes that the job may use.
+    """
+    if document["gpus_per_node"] != "all":
+        return document["gpus_per_node"]
+    counts = sorted(gpus.values(), reverse=True)
+    return counts[document["nodes"] - 1] if len(counts) >= document["nodes"] else 0
+
+
+def check_gpus(document, gpus):
+    """Refuse a document that asks for more GPUs than its nodes have; gpus as for gpus_per_node(). Raises JobError."""
+    wanted = document["gpus_per_node"]
+    if wanted == "all":
+        return
+    fitting = sum(1 for count in gpus.values() if count >= wanted)
+    if fitting < document["nodes"]:
+        raise JobError(
+            "Job %s wants %d GPUs on each of %d nodes, and %d of the %d nodes there have so many (the largest has %d); lower nodes or "
+            "gpus_per_node." % (document["name"], wanted, document["nodes"], fitting, len(gpus), max(gpus.values(), default=0))
         )

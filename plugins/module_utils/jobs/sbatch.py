@@ -18,6 +18,8 @@ OWN_OPTIONS = {
     "ntasks": "procs_per_node",
     "ntasks-per-node": "procs_per_node",
     "cpus-per-task": "cpus_per_proc",
+    "gpus": "gpus_per_node",
+    "gpus-per-node": "gpus_per_node",
     "time": "time_limit",
     "partition": "launcher.partition",
     "chdir": "the store",
@@ -73,11 +75,12 @@ def store_options(name, identity, folder):
     ]
 
 
-def render_sbatch(document, identity, folder, stop_at=()):
+def render_sbatch(document, identity, folder, stop_at=(), gpus=0):
     """The batch script of a document from job.load(), as text.
 
     identity: job.identity() of it; folder: the absolute path of its folder in the store, which the nodes see too; stop_at: times at which
-    nodes are taken away. Raises JobError for a launcher option that the document sets elsewhere, SlurmError for a time that cannot be read.
+    nodes are taken away; gpus: how many the job gets on each node. Raises JobError for a launcher option that the document sets elsewhere,
+    SlurmError for a time that cannot be read.
     """
     launcher, ranks = document["launcher"], document["procs_per_node"]
     torchrun = launcher["launch"] == "torchrun"
@@ -86,6 +89,8 @@ def render_sbatch(document, identity, folder, stop_at=()):
         "nodes": document["nodes"],
         "ntasks-per-node": tasks,
         "cpus-per-task": cpus,
+        # Slurm's constraint of devices hides the GPUs that a job did not ask for.
+        "gpus-per-node": gpus or None,
         "time": document["time_limit"],
         "partition": launcher["partition"] or None,
         "requeue": True,

@@ -259,6 +259,10 @@ class Runner:
         """What sinfo says of the nodes, as text."""
         return self.ask("sinfo", "-N", "-h", "-a", "-o", slurm.SINFO_FORMAT)
 
+    def gpus(self, partition):
+        """{node: GPUs} of a partition."""
+        return slurm.gpus_of(self.ask("sinfo", "-N", "-h", "-a", "-o", slurm.GRES_FORMAT), partition)
+
     def submit(self, options):
         """Submit job.sbatch and return its id. A controller that died while it answered may have the job: look before trying again."""
         argv = ["sbatch", "--parsable", *options, os.path.join(self.store.folder, "job.sbatch")]

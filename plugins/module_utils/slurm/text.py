@@ -27,6 +27,7 @@ SACCT_FORMAT = ",".join(SACCT_FIELDS)
 SQUEUE_FORMAT = "%i|%T|%j"
 # The reason is last because it is free text.
 SINFO_FORMAT = "%N|%T|%c|%P|%E"
+GRES_FORMAT = "%N|%P|%G"
 
 # A job in one of these states is over; in any other (COMPLETING, REQUEUED, SUSPENDED ...) it is still Slurm's to end.
 FINAL_STATES = {
@@ -219,6 +220,19 @@ def node_records(text):
         )
         node["partitions"].append(partition.rstrip("*"))
     return nodes
+
+
+def gpus_of(text, partition=""):
+    """{node: GPUs} of a partition, the default one for "", from `sinfo -N -h -a -o GRES_FORMAT`; {} when it does not exist.
+
+    A node's GRES are such as `gpu:h100:8(S:0-1),nvme:1`, `gpu:2` or `(null)`.
+    """
+    gpus = {}
+    for line in text.splitlines():
+        name, of, gres = line.split("|", 2)
+        if of.rstrip("*") == partition if partition else of.endswith("*"):
+            gpus[name] = sum(int(count) for count in re.findall(r"(?:^|,)gpu(?::[^:,()]+)?:(\d+)", gres))
+    return gpus
 
 
 def cpus_of(text, partition=""):
