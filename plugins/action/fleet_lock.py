@@ -25,15 +25,19 @@ class ActionModule(ActionBase):
     def run(self, tmp=None, task_vars=None):
         """Fail while another process has the lock. Check mode takes none."""
         result = super().run(tmp, task_vars)
-        arguments = self.validate_argument_spec({"fleet": {"type": "str", "required": True}, "folder": {"type": "str", "required": True}})[
-            1
-        ]
-        if self._task.check_mode:
+        spec = {
+            "fleet": {"type": "str", "required": True},
+            "folder": {"type": "str", "required": True},
+            "create": {"type": "bool", "default": False},
+        }
+        arguments = self.validate_argument_spec(spec)[1]
+        folder = Path(arguments["folder"])
+        if self._task.check_mode or not (arguments["create"] or folder.is_dir()):
             return {**result, "changed": False}
         what = " ".join(os.path.basename(each) if number == 0 else each for number, each in enumerate(playbooks(sys.argv)))
         try:
             # This is a worker of Ansible, which ends with its task.
-            take(Path(arguments["folder"]), arguments["fleet"], os.getppid(), what)
+            take(folder, arguments["fleet"], os.getppid(), what)
         except Held as error:
             return {**result, "failed": True, "msg": str(error)}
         except OSError as error:

@@ -30,6 +30,10 @@ options:
     description: The fleet's state folder.
     type: str
     required: true
+  create:
+    description: Whether to make a missing folder. Without it a fleet that has none yet has no lock, so that a refused run leaves nothing.
+    type: bool
+    default: false
 """
 
 EXAMPLES = r"""
