@@ -32,6 +32,17 @@ def checks(path: str, variables: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {each.pop("check"): each for each in yaml.safe_load(text) or []}
 
 
+def test_no_role_takes_silence_for_success() -> None:
+    """A tool that fails behind a pipe prints nothing, too."""
+    silent = [
+        f"{path.relative_to(ROLES)}: {each['check']}"
+        for path in ROLES.glob("*/tasks/*.yml")
+        for each in found_in(yaml.safe_load(path.read_text()))
+        if "argv" in each and each.get("equals") == ""
+    ]
+    assert silent == []
+
+
 FILES = {"slurm": ["sbin/slurmd", "lib/slurm/a.so"], "enroot_pyxis": ["spank.so"], "nccl_tests": ["bin/all_reduce_perf"]}
 
 
