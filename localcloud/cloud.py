@@ -25,13 +25,15 @@ from localcloud.signature import Keys
 HERE = Path(__file__).parent
 # Replaces moto's own 1,300 AMIs of 2017; moto reads the variable when it is imported.
 os.environ["MOTO_AMIS_PATH"] = str(HERE / "amis.json")
-# moto would tell browsers that every web page may call it.
-os.environ["MOTO_DISABLE_GLOBAL_CORS"] = "true"
 
+from moto.moto_server import werkzeug_app
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
 from werkzeug.serving import make_server
 
 from localcloud import ec2, ssm
+
+# moto would tell browsers that every web page may call it. Its variable would be too late where moto was imported before.
+werkzeug_app.DISABLE_GLOBAL_CORS = True
 
 AMIS = {"ami-0deb13000000000d1": "trixie", "ami-0deb12000000000d1": "bookworm"}
 REGION = "us-east-1"

@@ -11,9 +11,10 @@ import json
 import os
 import socket
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from ansible_collections.muster.fleet.plugins.module_utils.containers.fleet import alive
 
 FILE = "run.lock"
 
@@ -30,17 +31,6 @@ def born(pid: int) -> str:
         return ""
 
 
-def lives(pid: int) -> bool:
-    """Whether a process of any user exists."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True
-
-
 def user() -> str:
     try:
         return getpass.getuser()
@@ -48,7 +38,7 @@ def user() -> str:
         return str(os.getuid())
 
 
-def take(folder: Path, fleet: str, pid: int, what: str, alive: Callable[[int], bool] = lives) -> None:
+def take(folder: Path, fleet: str, pid: int, what: str) -> None:
     """Take the lock of a fleet for the process `pid`, which runs `what`; Held when another process has it."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     path = folder / FILE

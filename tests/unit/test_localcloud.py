@@ -238,6 +238,23 @@ def test_what_was_changed_after_it_was_signed_is_refused(change: dict, expected:
     assert error.value.code == expected
 
 
+def test_an_old_request_is_refused_although_its_signature_is_right(served, ec2, monkeypatch) -> None:
+    assert ec2.describe_regions()["Regions"]
+    monkeypatch.setattr("localcloud.signature.SKEW_S", -1)
+    assert code(ec2.describe_regions) == "RequestExpired"
+
+
+def test_no_answer_allows_a_web_page_to_read_it(served, machines: Machines) -> None:
+    body, url = b"Action=DescribeRegions&Version=2016-11-15", served.env["AWS_ENDPOINT_URL"] + "/"
+    headers = {"Origin": "http://evil.example", "Content-Type": "application/x-www-form-urlencoded"}
+    request = AWSRequest("POST", url, data=body, headers=headers)
+    keys = Credentials(served.env["AWS_ACCESS_KEY_ID"], served.env["AWS_SECRET_ACCESS_KEY"])
+    SigV4Auth(keys, "ec2", "us-east-1").add_auth(request)
+    with urllib.request.urlopen(urllib.request.Request(url, body, dict(request.headers)), timeout=10) as answer:
+        assert answer.status == 200
+        assert [name for name in answer.headers if name.lower().startswith("access-control")] == []
+
+
 def test_the_keys_of_an_assumed_role_are_good(client, ec2_with) -> None:
     role = client("sts").assume_role(RoleArn="arn:aws:iam::111122223333:role/r", RoleSessionName="session")["Credentials"]
     assert ec2_with(role["AccessKeyId"], role["SecretAccessKey"]).describe_regions()["Regions"]

@@ -63,7 +63,7 @@ GONE = (
     "/var/mail/*",
     "/var/spool/mail/*",
     *(folder + each for folder in ("/tmp", "/var/tmp") for each in ("/*", "/.[!.]*")),
-    # Read again when a package is asked for; they would be old by then.
+    # A node reads newer package lists when it installs something.
     "/var/lib/apt/lists/*",
     # The archives of installed packages: with CUDA these are gigabytes in every image.
     "/var/cache/apt/archives/*.deb",
