@@ -11,8 +11,8 @@ setup: ## system packages and .venv; MUSTER_NO_INSTALL=1 only says what is missi
 	@tools/setup.sh
 
 # Users of the nodes read what it makes for them: the hosts file and /fsx. Secrets set their own modes, in a state folder of mode 0700.
-site: setup ## fleet up, proved, trained on: make site [FLEET=name] [COMPUTE=4] [SHRINK=1] [RERUN=1]
-	umask 022; $(BIN)/ansible-playbook site.yml $(if $(FLEET),-e muster_fleet='$(FLEET)') $(if $(COMPUTE),-e muster_local_compute='$(COMPUTE)') $(if $(SHRINK),-e muster_local_shrink='$(SHRINK)') $(if $(RERUN),-e muster_rerun='$(RERUN)')
+site: setup ## fleet up, proved, trained on: make site [FLEET=name] [COMPUTE=4] [TYPE=p5.48xlarge] [SHRINK=1] [RERUN=1]
+	umask 022; $(BIN)/ansible-playbook site.yml $(if $(FLEET),-e muster_fleet='$(FLEET)') $(if $(COMPUTE),-e muster_local_compute='$(COMPUTE)') $(if $(TYPE),-e muster_local_type='$(TYPE)') $(if $(SHRINK),-e muster_local_shrink='$(SHRINK)') $(if $(RERUN),-e muster_rerun='$(RERUN)')
 
 down: setup ## removes the fleet and nothing else: make down [FLEET=name]
 	$(BIN)/ansible-playbook playbooks/local_down.yml $(if $(FLEET),-e muster_fleet='$(FLEET)')

@@ -13,6 +13,8 @@ description:
   - Gives the nodes of the local fleet that M(muster.fleet.node_container) brings up, with their addresses, keys and groups.
   - While the fleet is up its nodes come from its state folder, and before that from the options, so that the hosts are always known.
   - All hosts get C(muster_fleet), the options as the dictionary C(muster_local), and C(muster_local_engine) once the fleet is up.
+  - A node that rehearses an instance type also gets C(muster_rehearsal), C(instance_type), C(muster_instance), and the groups of its type,
+    with the same names and values as P(muster.fleet.aws_fleet#inventory) gives them.
 options:
   plugin:
     description: The name of this plugin.
@@ -52,8 +54,14 @@ options:
     type: list
     elements: str
     default: []
+  types:
+    description:
+      - EC2 instance types that nodes rehearse, by kind of node. The kinds are C(controller), C(compute) and C(login).
+      - The extra variable C(muster_local_type) overrides that of the compute nodes. A fleet that is up keeps its types.
+    type: dict
+    default: {}
   nodes:
-    description: Other C(cpus), C(memory), C(tmpfs) or C(mounts) by node name.
+    description: Other C(cpus), C(memory), C(tmpfs), C(mounts) or C(type) by node name.
     type: dict
     default: {}
   release:
@@ -83,23 +91,33 @@ plugin: muster.fleet.local_fleet
 # release: bookworm
 # nodes:
 #   compute-1: {memory: 4g}
+
+# four compute nodes that rehearse p5.48xlarge
+# plugin: muster.fleet.local_fleet
+# compute: 4
+# types: {compute: p5.48xlarge}
 """
 
 import os
 
 from ansible.errors import AnsibleError
-from ansible.plugins.inventory import BaseInventoryPlugin
+from ansible.plugins.inventory import BaseInventoryPlugin, to_safe_group_name
 from ansible.template import trust_as_template
 from ansible.utils.vars import load_extra_vars
 
+from ansible_collections.muster.fleet.plugins.module_utils.aws.hosts import type_groups, type_variables
 from ansible_collections.muster.fleet.plugins.module_utils.basics import closest
 from ansible_collections.muster.fleet.plugins.module_utils.containers.engine import NodeContainerError
 from ansible_collections.muster.fleet.plugins.module_utils.containers.plan import layout_nodes
 from ansible_collections.muster.fleet.plugins.module_utils.containers.state import read_record
+from ansible_collections.muster.fleet.plugins.module_utils.hardware.catalogue import instance_type
 from ansible_collections.muster.fleet.plugins.module_utils.paths import state_dir
 
 GROUPS = ("muster_controller", "muster_compute", "muster_login")
-OPTIONS = ("controllers", "compute", "login", "cpus", "memory", "tmpfs", "mounts", "nodes", "release", "mirror", "reference", "engine")
+OPTIONS = (
+    *("controllers", "compute", "login", "cpus", "memory", "tmpfs", "mounts", "types", "nodes"),
+    *("release", "mirror", "reference", "engine"),
+)
 
 
 class InventoryModule(BaseInventoryPlugin):
@@ -125,11 +143,14 @@ class InventoryModule(BaseInventoryPlugin):
         if unknown:
             near = closest(unknown[0], ["fleet", *OPTIONS], cutoff=0)
             raise ValueError(f"unknown option {unknown[0]}; the nearest is {near[0]}.")
-        fleet = load_extra_vars(loader).get("muster_fleet") or self.templar.template(self.get_option("fleet"))
+        extra = load_extra_vars(loader)
+        fleet = extra.get("muster_fleet") or self.templar.template(self.get_option("fleet"))
         layout = {name: self.get_option(name) for name in OPTIONS}
+        if extra.get("muster_local_type"):
+            layout["types"] = {**layout["types"], "compute": str(extra["muster_local_type"])}
         state = state_dir(fleet, os.environ)
         record = read_record(state)
-        nodes = record["nodes"] if record else [{"name": n.name, "groups": n.groups} for n in layout_nodes(layout)]
+        nodes = record["nodes"] if record else [{"name": n.name, "groups": n.groups, "type": n.type} for n in layout_nodes(layout)]
         for group in GROUPS:
             self.inventory.add_group(group)
         engine = record["engine"] if record else None
@@ -141,6 +162,19 @@ class InventoryModule(BaseInventoryPlugin):
                 self.inventory.add_child(self.inventory.add_group(group), node["name"])
             for name, value in host_variables(node, state, record).items():
                 self.inventory.set_variable(node["name"], name, trusted(value))
+        self._add_types({node["name"]: node["type"] for node in nodes if node.get("type")})
+
+    def _add_types(self, types):
+        """Give each host that rehearses a type the variables and groups that the inventory of EC2 would give it."""
+        for host, kind in types.items():
+            for name, value in (("muster_rehearsal", True), ("instance_type", kind)):
+                self.inventory.set_variable(host, name, trusted(value))
+            have = instance_type(kind)
+            for title in type_groups(kind, have["accelerator"], have["efa"]):
+                self.inventory.add_child(self.inventory.add_group(to_safe_group_name(title)), host)
+        for kind in set(types.values()):
+            values = type_variables(kind, list(types.values()).count(kind))
+            self.inventory.set_variable(to_safe_group_name(f"muster_type_{kind}"), "muster_instance", trusted(values))
 
 
 def trusted(value):

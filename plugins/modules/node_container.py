@@ -61,11 +61,17 @@ options:
         type: list
         elements: str
         default: []
+      type:
+        description:
+          - The EC2 instance type that the node rehearses, such as V(p5.48xlarge).
+          - The node then carries the type's device files, sysfs entries and stand-ins for its tools. CPUs and memory stay those above.
+        type: str
+        default: ""
   layout:
     description:
       - A fleet by size instead of by O(nodes), as the inventory plugin P(muster.fleet.local_fleet#inventory) gives it in C(muster_local).
-      - Keys are C(controllers), C(compute), C(login), C(cpus), C(memory), C(tmpfs), C(mounts) and C(nodes), which overrides that by node
-        name.
+      - Keys are C(controllers), C(compute), C(login), C(cpus), C(memory), C(tmpfs), C(mounts), C(types), which has an instance type by
+        kind of node, and C(nodes), which overrides that by node name.
     type: dict
   compute:
     description: The number of compute nodes of a O(layout). Without it a fleet that is up keeps its size.
@@ -199,6 +205,7 @@ NODE_OPTIONS = {
     "memory": {"type": "str", "default": "2048"},
     "tmpfs": {"type": "dict", "default": {}},
     "mounts": {"type": "list", "elements": "str", "default": []},
+    "type": {"type": "str", "default": ""},
 }
 IMAGE_OPTIONS = {
     "release": {"type": "str", "default": "trixie"},

@@ -27,7 +27,7 @@ ARROWS: dict[str, set[str]] = {
     "aws": LEAVES | {"node", "hardware"},
     "stack": LEAVES | {"node", "hardware"},
     "health": LEAVES | {"node", "hardware"},
-    "containers": LEAVES,
+    "containers": LEAVES | {"hardware"},
     "jobs": LEAVES | {"node", "hardware", "slurm", "aws", "stack", "health"},
     "report": LEAVES | {"node", "hardware", "slurm", "aws", "stack", "health"},
 }

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from ansible_collections.muster.fleet.plugins.module_utils.aws import hosts as hosts_of_ec2
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -40,12 +42,12 @@ def hosts(done: subprocess.CompletedProcess) -> dict:
     return json.loads(done.stdout)
 
 
-def write_record(tmp_path: Path, fleet: str) -> None:
+def write_record(tmp_path: Path, fleet: str, **more: str) -> None:
     state = tmp_path / "state/muster" / fleet
     state.mkdir(parents=True)
     nodes = [
         {"name": "controller-1", "groups": ["muster_controller"], "address": "10.213.1.2", "cpus": 1.0, "memory_mib": 2048},
-        {"name": "compute-1", "groups": ["muster_compute", "extra"], "address": "10.213.1.3", "cpus": 2.0, "memory_mib": 4096},
+        {"name": "compute-1", "groups": ["muster_compute", "extra"], "address": "10.213.1.3", "cpus": 2.0, "memory_mib": 4096, **more},
     ]
     engine = {"name": "podman", "version": "4.3.1", "cgroup": "v2"}
     (state / "fleet.json").write_text(json.dumps({"engine": engine, "image": {"name": "image:1"}, "nodes": nodes}))
@@ -86,12 +88,36 @@ def test_name_may_be_a_template(inventory) -> None:
     assert found["_meta"]["hostvars"]["controller-1"]["muster_fleet"] == "mol-nccl-tests"
 
 
+def test_a_rehearsed_type_gives_what_the_inventory_of_ec2_gives(inventory) -> None:
+    found = hosts(inventory("compute: 3\nnodes: {compute-3: {type: trn1.32xlarge}}\n", "-e", "muster_local_type=p5.48xlarge"))
+    assert found["muster_type_p5_48xlarge"]["hosts"] == found["muster_gpu"]["hosts"] == ["compute-1", "compute-2"]
+    assert found["muster_type_trn1_32xlarge"]["hosts"] == found["muster_neuron"]["hosts"] == ["compute-3"]
+    assert found["muster_efa"]["hosts"] == ["compute-1", "compute-2", "compute-3"]
+    values = found["_meta"]["hostvars"]
+    assert (values["compute-1"]["instance_type"], values["compute-1"]["muster_rehearsal"]) == ("p5.48xlarge", True)
+    assert values["compute-1"]["muster_instance"] == hosts_of_ec2.type_variables("p5.48xlarge", 2)
+    assert not {"instance_type", "muster_rehearsal", "muster_instance"} & set(values["controller-1"])
+
+
+def test_a_live_fleet_keeps_its_types(inventory, tmp_path: Path) -> None:
+    write_record(tmp_path, "local", type="g5.48xlarge")
+    found = hosts(inventory("types: {compute: p5.48xlarge}\n"))
+    assert found["muster_type_g5_48xlarge"]["hosts"] == ["compute-1"]
+    assert found["_meta"]["hostvars"]["compute-1"]["muster_instance"]["gpus"] == 8
+    assert "muster_type_p5_48xlarge" not in found
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ("compute: 0\n", "must be a whole number from 1 to 200, not '0'"),
         ("fleet: Ours\n", "Fleet name 'Ours' cannot be used"),
         ("nodes: {compute-1: {memory: lots}}\n", "Node compute-1 cannot have a size of 'lots'"),
+        (
+            "types: {compute: p5.48xlrage}\n",
+            "only a type with GPUs or Neuron devices. The catalogue has no instance type p5.48xlrage; the nearest are p5",
+        ),
+        ("types: {compte: p5.48xlarge}\n", "The layout gives compte a type: its kinds of nodes are controller, compute, login"),
         ("comptue: 3\n", "unknown option comptue; the nearest is compute"),
     ],
 )

@@ -147,6 +147,32 @@ def test_layout_of_a_node_that_no_fleet_has() -> None:
         planning.layout_nodes({"nodes": {"compute1": {}}})
 
 
+def typed(*types: str) -> dict:
+    nodes = [{**dataclasses.asdict(node(f"compute-{i}", type=kind)), "address": f"10.213.5.{i}"} for i, kind in enumerate(types, 1)]
+    return {"schema": state.SCHEMA, "nodes": nodes}
+
+
+@pytest.mark.parametrize(
+    ("layout", "known", "types"),
+    [
+        ({}, None, ["", "", ""]),
+        ({"types": {"compute": "p5.48xlarge"}}, None, ["p5.48xlarge"] * 3),
+        ({"types": {"compute": "g6.xlarge"}, "nodes": {"compute-2": {"type": "g5.xlarge"}}}, None, ["g6.xlarge", "g5.xlarge", "g6.xlarge"]),
+        ({}, typed("p5.48xlarge", "p5.48xlarge"), ["p5.48xlarge"] * 3),
+        ({}, typed("p5.48xlarge", "g5.xlarge"), ["p5.48xlarge", "g5.xlarge", ""]),
+        ({"types": {"compute": "g5.xlarge"}}, typed("p5.48xlarge"), ["g5.xlarge"] * 3),
+    ],
+)  # fmt: skip
+def test_types_of_the_compute_nodes(layout: dict, known: dict | None, types: list[str]) -> None:
+    assert [n.type for n in planning.layout_nodes(layout, known, 3) if n.name.startswith("compute")] == types
+
+
+def test_record_of_an_older_version_has_no_types() -> None:
+    known = record("compute-1")
+    del known["nodes"][0]["type"]
+    assert planning.layout_nodes({}, known)[1].type == ""
+
+
 # The plan
 
 
@@ -191,6 +217,16 @@ def test_other_spec_is_refused_by_name() -> None:
         NodeContainerError, match=r"Node a of fleet demo was made with other settings \(memory_mib is 512, wanted 2048\).*make down"
     ):
         plan(["a"], record("a"), there)
+
+
+def test_another_type_on_a_live_node_is_refused() -> None:
+    there = live(a="running")
+    with pytest.raises(
+        NodeContainerError, match=r"made with other settings \(type is '', wanted 'p5.48xlarge'\): remove the fleet with make down"
+    ):
+        planning.make_plan("demo", [node("a", type="p5.48xlarge")], record("a"), there, IMAGE, shrink=False)
+    del there["a"].spec["type"]  # a container of an older version
+    assert not plan(["a"], record("a"), there).changes
 
 
 def test_containers_without_record() -> None:

@@ -218,6 +218,16 @@ def type_variables(name, count):
     return out
 
 
+def type_groups(kind, accelerator, efa):
+    """The groups, not yet made safe, that a host has by its type. accelerator: nvidia, neuron or None; efa: whether it has EFA."""
+    names = ["muster_type_" + kind]
+    if accelerator:
+        names.append("muster_gpu" if accelerator == "nvidia" else "muster_neuron")
+    if efa:
+        names.append("muster_efa")
+    return names
+
+
 def stop_at(end, kind):
     """When EC2 begins to terminate the instances of a type in a capacity block that ends at `end` (a datetime with a zone); text in UTC.
 
@@ -258,17 +268,13 @@ def has_efa(instance):
 def fleet_groups(instance, accelerators):
     """The names, not yet made safe, of an instance's groups in Muster. accelerators: {type: nvidia, neuron or None}."""
     tags, placement, kind = instance["tags"], instance["placement"], instance["instance_type"]
-    names = ["muster_type_" + kind, "muster_az_" + placement["availability_zone"]]
+    names = type_groups(kind, accelerators.get(kind), has_efa(instance))
+    names.append("muster_az_" + placement["availability_zone"])
     names.append("muster_capacity_" + instance.get("instance_lifecycle", "on-demand"))
     if placement.get("group_name"):
         names.append("muster_placement_" + placement["group_name"])
     if ROLE_TAG in tags:
         names += ["muster_" + role for role in roles_of(instance)]
-    accelerator = accelerators.get(kind)
-    if accelerator:
-        names.append("muster_gpu" if accelerator == "nvidia" else "muster_neuron")
-    if has_efa(instance):
-        names.append("muster_efa")
     for tag, prefix in CLUSTER_TAGS.items():
         if tags.get(tag):
             names.append(prefix + tags[tag])

@@ -128,7 +128,7 @@ class Fleet:
             self._check_room(Plan([node.name], [], [], []), [node], image)
             subnet = self._ensure_network(live)
             fields = [each.name for each in dataclasses.fields(Node)]
-            others = [Node(**{key: each[key] for key in fields}) for each in (record or {}).get("nodes", ())]
+            others = [Node(**{key: each[key] for key in fields if key in each}) for each in (record or {}).get("nodes", ())]
             others = [each for each in others if each.name != node.name]
             addresses = assign_addresses([*others, node], record, subnet)
             self._write_state([*others, node], addresses, subnet, image)

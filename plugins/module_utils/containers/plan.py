@@ -10,17 +10,22 @@ import re
 from collections.abc import Iterable, Mapping
 
 from ansible_collections.muster.fleet.plugins.module_utils.containers.engine import NodeContainerError
+from ansible_collections.muster.fleet.plugins.module_utils.hardware.catalogue import CatalogueError, instance_type
 
 NODE_NAME = re.compile(r"[a-z]([a-z0-9-]{0,40}[a-z0-9])?")
 MOST_NODES = 200
 RUNNING = ("running",)
 NEVER_RAN = ("created", "configured", "initialized")
+ACCELERATORS = ("nvidia", "neuron")
 STARTABLE = (*NEVER_RAN, "exited", "stopped", "paused")
 
 
 @dataclasses.dataclass(frozen=True)
 class Node:
-    """One node: its name, its groups and what it is given. `tmpfs` maps a path to its size (MiB); a mount is SOURCE:TARGET[:ro]."""
+    """One node: its name, its groups and what it is given.
+
+    `tmpfs` maps a path to its size (MiB); a mount is SOURCE:TARGET[:ro]; `type` is the EC2 instance type that the node rehearses, or "".
+    """
 
     name: str
     groups: tuple[str, ...] = ()
@@ -28,10 +33,11 @@ class Node:
     memory_mib: int = 2048
     tmpfs: Mapping[str, int] = dataclasses.field(default_factory=dict)
     mounts: tuple[str, ...] = ()
+    type: str = ""
 
     @classmethod
     def from_options(cls, options: Mapping) -> Node:
-        """A checked node from `name` and any of groups, cpus, memory, tmpfs, mounts; NodeContainerError names the fault."""
+        """A checked node from `name` and any of groups, cpus, memory, tmpfs, mounts, type; NodeContainerError names the fault."""
         name = str(options["name"])
         if not NODE_NAME.fullmatch(name):
             raise NodeContainerError(f"Node name {name!r} cannot be a host name: use lower-case letters, digits and dashes.")
@@ -48,6 +54,7 @@ class Node:
             memory_mib=memory_mib(_or(options.get("memory"), 2048), name),
             tmpfs={path: memory_mib(size, name) for path, size in (options.get("tmpfs") or {}).items()},
             mounts=tuple(options.get("mounts") or ()),
+            type=rehearsed_type(options.get("type") or "", name),
         )
 
     def spec(self, image: str) -> dict:
@@ -58,11 +65,25 @@ class Node:
             "memory_mib": self.memory_mib,
             "tmpfs": dict(self.tmpfs),
             "mounts": list(self.mounts),
+            "type": self.type,
         }
 
 
 def _or(value, default):
     return default if value is None else value
+
+
+def rehearsed_type(kind: str, name: str) -> str:
+    """The name of a type that a node can rehearse, "" for "". NodeContainerError names the nearest types of an unknown one."""
+    if not kind:
+        return ""
+    try:
+        have = instance_type(kind)
+    except CatalogueError as error:
+        raise NodeContainerError(f"Node {name} can rehearse only a type with GPUs or Neuron devices. {error}") from None
+    if have["accelerator"] not in ACCELERATORS:
+        raise NodeContainerError(f"Node {name} cannot rehearse {kind}: a rehearsal needs a type with GPUs of NVIDIA or Neuron devices.")
+    return have["name"]
 
 
 def memory_mib(value: int | str, name: str) -> int:
@@ -97,8 +118,9 @@ def count(value: int | str, what: str, least: int) -> int:
 def layout_nodes(layout: Mapping, record: Mapping | None = None, compute: str | int | None = None) -> list[Node]:
     """The nodes of a Slurm-shaped fleet: controller-1…, compute-1…, login-1….
 
-    `layout` has controllers, compute, login, the options of every node (cpus, memory, tmpfs, mounts), and `nodes`, which overrides those
-    options by node name. The number of compute nodes is `compute` when given, else that of the live fleet (`record`), else the layout's.
+    `layout` has controllers, compute, login, the options of every node (cpus, memory, tmpfs, mounts), `types` by kind of node, and `nodes`,
+    which overrides options by node name. The number of compute nodes is `compute` when given, else that of the live fleet (`record`), else
+    the layout's. A live fleet also keeps its types when the layout gives none.
     """
     number = compute
     if number in (None, ""):
@@ -114,8 +136,28 @@ def layout_nodes(layout: Mapping, record: Mapping | None = None, compute: str | 
     unknown = sorted(set(overrides) - {f"{kind}-{index}" for kind in sizes for index in range(1, MOST_NODES)})
     if unknown:
         raise NodeContainerError(f"The layout describes {unknown[0]}, which no fleet has: use names such as controller-1 or compute-2.")
+    types = layout.get("types") or {}
+    if set(types) - set(sizes):
+        raise NodeContainerError(f"The layout gives {min(set(types) - set(sizes))} a type: its kinds of nodes are {', '.join(sizes)}.")
     given = {key: layout.get(key) for key in ("cpus", "memory", "tmpfs", "mounts")}
-    return check_nodes({**given, **overrides.get(name, {}), "name": name, "groups": [f"muster_{kind}"]} for name, kind in names)
+    known = {kind: types.get(kind) or live_type(record, kind) for kind in sizes}
+    own = {node["name"]: node.get("type") for node in (record or {}).get("nodes", ())}
+    return check_nodes(
+        {
+            **given,
+            "type": types.get(kind) or own.get(name, known[kind]),
+            **overrides.get(name, {}),
+            "name": name,
+            "groups": [f"muster_{kind}"],
+        }
+        for name, kind in names
+    )
+
+
+def live_type(record: Mapping | None, kind: str) -> str:
+    """The type that all nodes of a kind have in a live fleet, and that its next node gets; "" when they differ."""
+    types = {node.get("type", "") for node in (record or {}).get("nodes", ()) if f"muster_{kind}" in node["groups"]}
+    return types.pop() if len(types) == 1 else ""
 
 
 @dataclasses.dataclass
@@ -174,7 +216,9 @@ def make_plan(fleet: str, wanted: list[Node], record: Mapping | None, live: Mapp
 
 def differences(live: Mapping, wanted: Mapping) -> str:
     """How two specs differ, in words; "" when they are the same."""
-    return ", ".join(f"{key} is {live.get(key)!r}, wanted {wanted[key]!r}" for key in wanted if live.get(key) != wanted[key])
+    # A container of an older version has no type in its spec.
+    had = {"type": "", **live}
+    return ", ".join(f"{key} is {had.get(key)!r}, wanted {wanted[key]!r}" for key in wanted if had.get(key) != wanted[key])
 
 
 def transition(state: str, wanted: str) -> list[list[str]]:
