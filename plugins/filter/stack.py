@@ -8,7 +8,7 @@ from ansible.errors import AnsibleFilterError
 from ansible_collections.muster.fleet.plugins.module_utils.hardware import catalogue
 from ansible_collections.muster.fleet.plugins.module_utils.hardware import nccl_env as environment
 from ansible_collections.muster.fleet.plugins.module_utils.stack import document as logic
-from ansible_collections.muster.fleet.plugins.plugin_utils import stack_files
+from ansible_collections.muster.fleet.plugins.plugin_utils import stack_files, stack_hosts
 
 
 def stack_source(stack, component, system, arch, mirror=""):
@@ -39,6 +39,15 @@ def stack_faults(names):
     return said
 
 
+def stack_overrides(stack, overrides, types, *, groups, system, arch):
+    """{rule: reason} of the overrides that are in force on a node with this stack."""
+    host = stack_hosts.Host("", tuple(groups), "", stack, system, arch, overrides)
+    try:
+        return stack_hosts.overridden(host, types)
+    except catalogue.CatalogueError as error:
+        raise AnsibleFilterError(str(error)) from error
+
+
 def nccl_env(kind, stack):
     """The variables of a type, by its name or whole."""
     try:
@@ -51,4 +60,10 @@ class FilterModule:
     """Filters of the stack document."""
 
     def filters(self):
-        return {"stack_source": stack_source, "stack_refusals": stack_refusals, "stack_faults": stack_faults, "nccl_env": nccl_env}
+        return {
+            "stack_source": stack_source,
+            "stack_refusals": stack_refusals,
+            "stack_faults": stack_faults,
+            "stack_overrides": stack_overrides,
+            "nccl_env": nccl_env,
+        }

@@ -57,6 +57,12 @@ options:
   stack:
     description: Name and sha256 of the stack document.
     type: dict
+  rule_overrides:
+    description:
+      - Rules of stacks that the site overrides for this node, with the reasons. With O(state=compare) the manifest records them as
+        C(rule_overrides), without a change of any component.
+    type: dict
+    default: {}
   refused:
     description: Reasons why the component cannot be installed on this node. With O(state=compare) the module fails with the first one.
     type: list
@@ -147,6 +153,7 @@ def main():
             "seconds": {"type": "float"},
             "again": {"type": "bool", "default": False},
             "stack": {"type": "dict"},
+            "rule_overrides": {"type": "dict", "default": {}},
             "refused": {"type": "list", "elements": "str", "default": []},
             "space": {"type": "dict", "default": {}},
             "path": {"type": "path", "default": logic.PATH},
@@ -174,6 +181,12 @@ def main():
                 fault = logic.space_fault(params["space"], document["components"], disk.f_bavail * disk.f_frsize >> 20)
                 if fault:
                     raise logic.ManifestError(fault)
+            if document.get("rule_overrides", {}) != params["rule_overrides"]:
+                document["rule_overrides"] = params["rule_overrides"]
+                if not module.check_mode:
+                    write(module, path, logic.render(document))
+                result["changed"] = True
+                result["diff"] = {"before": before, "after": logic.render(document), "before_header": path, "after_header": path}
             if result["reasons"] and not module.check_mode:
                 service_guard.refuse()
         elif params["state"] in ("written", "left") and not module.check_mode:

@@ -127,7 +127,7 @@ def _run(folder: Path, events: list[dict[str, Any]], fleet: dict[str, Any]) -> d
         "seconds": end["seconds"] if end else None,
         "verdict": "unfinished" if not end or end.get("interrupted") else "passed" if end["ok"] else "failed",
         "hosts": end["hosts"] if end else {},
-        "messages": [event["text"] for event in events if event["event"] == "message"]
+        "messages": list(dict.fromkeys(event["text"] for event in events if event["event"] == "message"))
         + ["%s ended the run." % end["interrupted"] for end in [end or {}] if end.get("interrupted")],
     }
 
@@ -242,6 +242,7 @@ def summary(report: dict[str, Any], folder: Optional[Path] = None) -> list[str]:
     if run["hosts"]:
         changed = sum(host["changed"] for host in run["hosts"].values())
         lines.append("tasks: %d ok, %d changed" % (sum(host["ok"] for host in run["hosts"].values()), changed))
+    lines += run["messages"] if run["verdict"] != "unfinished" else run["messages"][:-1]
     if any(counts.values()):
         lines.append("checks: %(passed)d passed, %(failed)d failed, %(not_run)d not run" % counts)
     stored = {job["name"]: job["stored"] for job in report["jobs"]}

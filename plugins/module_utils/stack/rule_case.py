@@ -13,6 +13,8 @@ from ansible_collections.muster.fleet.plugins.module_utils.basics import version
 
 SCOPES = ("stack", "launch", "node", "env")
 GPU_ARCHITECTURES = ("volta", "turing", "ampere", "ada", "hopper", "blackwell", "rubin")
+# Components that work with the hardware, so a container has those of its host.
+OF_THE_HOST = ("nvidia_driver", "fabricmanager", "nscq", "imex", "nvlsm")
 RULES: dict[str, Rule] = {}  # by id, in the order of the report
 
 
@@ -51,9 +53,13 @@ def rule(name, scope, *, reason, source, warn=False):
 
 
 class Case:
-    """The inputs: a stack, an instance type of the catalogue, a system, a launch, a node, an environment. Each may be missing."""
+    """The inputs: a stack, an instance type of the catalogue, a system, a launch, a node, an environment. Each may be missing.
 
-    def __init__(self, stack=None, instance_type=None, *, system="", launch=None, node=None, env=None, nodes=0):
+    With `container` the stack is that of a container image, which has the driver of its host.
+    """
+
+    def __init__(self, stack=None, instance_type=None, *, system="", launch=None, node=None, env=None, nodes=0, container=False):
+        self.container = container
         self.stack, self.instance_type, self._system = stack or {}, instance_type, system
         self.launch, self.node, self.environment, self._nodes = launch or {}, node or {}, env, nodes
 
@@ -88,8 +94,14 @@ class Case:
     def found(self, *path):
         return _at(self.node, path, "nothing says the node's %s")
 
+    def has(self, name):
+        """Whether the stack has a component."""
+        if self.container and name in OF_THE_HOST:
+            raise Missing("a container has the %s of its host" % name)
+        return name in self.stack
+
     def component(self, name):
-        if name not in self.stack:
+        if not self.has(name):
             raise Missing("the stack has no %s" % name)
         return self.stack[name]
 
@@ -141,7 +153,7 @@ class Case:
         return ""
 
     def same_version(self, name, other):
-        if name not in self.stack:
+        if not self.has(name):
             return Broken("the stack must have %s, of the version of %s" % (name, other))
         if self.version(name) != self.version(other):
             return Broken(

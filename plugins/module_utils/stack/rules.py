@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from ansible_collections.muster.fleet.plugins.module_utils.basics import closest
 from ansible_collections.muster.fleet.plugins.module_utils.stack import rules_env, rules_launch, rules_node, rules_stack
 from ansible_collections.muster.fleet.plugins.module_utils.stack.rule_case import RULES, SCOPES, Case, Missing
 
@@ -55,6 +56,33 @@ def sentence(each):
     return "%s, because %s (rule %s)." % (each["says"], each["reason"], each["rule"])
 
 
+def override_faults(overrides):
+    """One sentence for each fault of {rule: reason}, the rules that a site overrides."""
+    if not isinstance(overrides, dict):
+        return ["muster_rule_overrides must be a mapping of rules to reasons, and is %r." % (overrides,)]
+    said = []
+    for name, why in overrides.items():
+        if name not in RULES:
+            near = closest(name, RULES)
+            said.append(
+                "muster_rule_overrides names the unknown rule %s; %s."
+                % (name, "the nearest is " + near[0] if near else "stack_explain.yml prints the rules")
+            )
+        elif not isinstance(why, str) or not why.strip():
+            said.append("muster_rule_overrides gives no reason for rule %s; say why it does not count here." % name)
+    return said
+
+
+def refusals(told, overrides=None):
+    """(what refuses, {rule: reason} of what would refuse and is overridden) of the verdicts of `judge`."""
+    refused = [each for each in told if each["verdict"] == "refused"]
+    overrides = overrides or {}
+    return (
+        [each for each in refused if each["rule"] not in overrides],
+        {each["rule"]: overrides[each["rule"]] for each in refused if each["rule"] in overrides},
+    )
+
+
 def explain(result):
     """Lines for a person of {stack, instance_type, system, verdict, rules, stacks_that_work?}: the worst first, what passed as a number."""
     by_verdict = {each: [rule for rule in result["rules"] if rule["verdict"] == each] for each in WORST_FIRST}
@@ -73,4 +101,4 @@ def explain(result):
     return lines
 
 
-__all__ = ["RULES", "SCOPES", "WORST_FIRST", "Case", "explain", "judge", "sentence", "verdict"]
+__all__ = ["RULES", "SCOPES", "WORST_FIRST", "Case", "explain", "judge", "override_faults", "refusals", "sentence", "verdict"]

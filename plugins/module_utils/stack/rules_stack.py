@@ -128,7 +128,7 @@ def nscq(case):
 def nvlsm(case):
     if case.type("gpu_model") not in ("B200", "B300"):
         return None
-    return broken_unless("nvlsm" in case.stack, "the stack must have nvlsm")
+    return broken_unless(case.has("nvlsm"), "the stack must have nvlsm")
 
 
 @rule("imex", "stack", reason="IMEX speaks to its own driver only", source="NVIDIA IMEX guide; aws-parallelcluster 3.16")
