@@ -55,7 +55,7 @@ def refuse(artifacts) -> Refuse:
     def made() -> list[object]:
         return [
             engine.ask("ps", "--all", "--quiet", "--filter", f"label=muster.fleet={NAME}"),
-            [name for name in engine.ask("network", "ls", "--format", "{{.Name}}").split() if name == f"muster-{NAME}"],
+            engine.networks(f"muster.fleet={NAME}"),
             list((folder / "state").rglob("*")),
         ]
 

@@ -185,7 +185,7 @@ def test_down_leaves_the_other_fleet_alone(fleet: Fleet, make) -> None:
     assert ended.returncode == 0, ended.stdout
     engine = fleet.containers().engine
     assert engine.ask("ps", "--all", "--quiet", "--filter", f"label=muster.fleet={BESIDE}") == ""
-    assert f"muster-{BESIDE}" not in engine.ask("network", "ls", "--format", "{{.Name}}").split()
+    assert engine.networks(f"muster.fleet={BESIDE}") == []
     assert not (fleet.state_dir.parent / BESIDE).exists()
     assert started(fleet) == before
     assert fleet.state_dir.exists()

@@ -157,4 +157,4 @@ def test_a_machine_from_its_start_to_the_end_of_the_cloud(cloud, client: Client)
     assert [each for each in engine.image_names(label) if saved in each]
     os.kill(process.pid, signal.SIGKILL)
     wait(lambda: not engine.ask("ps", *left) and not engine.image_names(label), 90)
-    wait(lambda: f"muster-{NAME}" not in engine.ask("network", "ls", "--format", "{{.Name}}"))
+    wait(lambda: not engine.networks(label))

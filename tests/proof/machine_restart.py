@@ -52,7 +52,14 @@ class Machine:
 
     def known(self) -> dict[str, tuple[str, str]]:
         """{name: (id, address)} of its containers."""
-        return {box["Name"]: (box["Id"], box["NetworkSettings"]["Networks"][f"muster-{NAME}"]["IPAddress"]) for box in self.containers()}
+        return {
+            box["Name"]: (box["Id"], box["NetworkSettings"]["Networks"][self.network()["name"]]["IPAddress"]) for box in self.containers()
+        }
+
+    def network(self) -> dict:
+        """The fleet's network."""
+        name = self.podman("network", "ls", "--filter", f"label=muster.fleet={NAME}", "--format", "{{.Name}}").strip()
+        return json.loads(self.podman("network", "inspect", name))[0]
 
     def unmount(self) -> None:
         """Everything that is mounted below its folders, deepest first."""
@@ -78,7 +85,7 @@ class Machine:
     def lose_power(self) -> None:
         """End it as a restart does."""
         running = self.containers()
-        bridge = json.loads(self.podman("network", "inspect", f"muster-{NAME}"))[0]["network_interface"]
+        bridge = self.network()["network_interface"]
         # Kill the monitors first, because they would tell podman that a container ended.
         for process in [box["State"]["ConmonPid"] for box in running] + [box["State"]["Pid"] for box in running]:
             os.kill(process, signal.SIGKILL)
@@ -162,4 +169,4 @@ def test_the_same_fleet_comes_back_with_what_slurm_knew(fleet: Fleet, machine: M
 def test_nothing_stays_of_it(fleet: Fleet, machine: Machine) -> None:
     fleet.run("playbooks/local_down.yml").check_returncode()
     assert machine.containers() == []
-    assert f"muster-{NAME}" not in machine.podman("network", "ls", "--format", "{{.Name}}").split()
+    assert machine.podman("network", "ls", "--quiet", "--filter", f"label=muster.fleet={NAME}") == ""

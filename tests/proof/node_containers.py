@@ -214,7 +214,7 @@ def test_the_hosts_kernel_settings_stay(fleets, kernel_before: dict[str, str]) -
 def test_a_second_run_finishes_an_interrupted_one(start, module, engine: Engine, state_home: Path, moment: str) -> None:
     def reached() -> bool:
         if moment == "network":
-            return f"muster-{CUT}" in engine.ask("network", "ls", "--format", "{{.Name}}").split()
+            return bool(engine.networks(f"muster.fleet={CUT}"))
         there = engine.ask("ps", "--all", "--quiet", "--filter", f"label=muster.fleet={CUT}").split()
         return len(there) >= (1 if moment == "first container" else 2)
 
@@ -238,8 +238,7 @@ def test_down_removes_one_fleet_and_nothing_else(fleets, module, engine: Engine,
     assert planned["changed"] and started(engine, FIRST)
     assert module(FIRST, state="absent", remove_state=True)["changed"]
     assert engine.ask("ps", "--all", "--quiet", "--filter", f"label=muster.fleet={FIRST}") == ""
-    networks = engine.ask("network", "ls", "--format", "{{.Name}}").split()
-    assert f"muster-{FIRST}" not in networks and f"muster-{SECOND}" in networks
+    assert not engine.networks(f"muster.fleet={FIRST}") and len(engine.networks(f"muster.fleet={SECOND}")) == 1
     assert not (state_home / "muster" / FIRST).exists() and (state_home / "muster" / SECOND).exists()
     assert started(engine, SECOND) == second
     assert not module(FIRST, state="absent", remove_state=True)["changed"]

@@ -411,9 +411,9 @@ def test_systemd_in_the_hosts_tree_is_not_taken(tmp_path: Path, monkeypatch: pyt
 @pytest.mark.parametrize(("name", "prefix"), [("podman", ""), ("docker", "")])
 def test_command_line_of_a_node(name: str, prefix: str, tmp_path: Path) -> None:
     how = engine(name, run_flags=["--cgroupns=private"], ulimits={"nofile": 1048576, "memlock": -1})
-    args = Fleet("demo", how, tmp_path / "state", tmp_path / "cache").create_args(
-        node("compute-1", memory="3g", tmpfs={"/spool": "64m"}, mounts=["/src:/src:ro"]), "10.213.5.3", IMAGE
-    )
+    fleet = Fleet("demo", how, tmp_path / "state", tmp_path / "cache")
+    fleet.network = "muster-demo-5"
+    args = fleet.create_args(node("compute-1", memory="3g", tmpfs={"/spool": "64m"}, mounts=["/src:/src:ro"]), "10.213.5.3", IMAGE)
     assert args[:3] == ["run", "--name=muster-demo-compute-1", "--hostname=compute-1"]
     # Slurm binds steps to cores that it counted on the whole machine.
     assert not any(arg.startswith("--cpuset") for arg in args)
@@ -422,7 +422,7 @@ def test_command_line_of_a_node(name: str, prefix: str, tmp_path: Path) -> None:
         "--cgroupns=private",
         "--ulimit=nofile=1048576:1048576",
         "--ulimit=memlock=-1:-1",
-        "--network=muster-demo",
+        "--network=muster-demo-5",
         "--ip=10.213.5.3",
         "--mac-address=02:6d:0a:d5:05:03",
         "--cpus=1",
@@ -487,6 +487,26 @@ def test_failure_of_the_engine_is_one_sentence() -> None:
         engine(run=run).change("network", "create", "x")
 
 
+@pytest.mark.parametrize("key", ["name", "Name"])  # podman and docker
+def test_a_network_has_its_subnet_in_its_name_and_is_found_by_its_label(key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rules of the packet filter that a killed podman left belong to a name, so one name must never have two subnets."""
+    first, second = (
+        network.choose_subnet("demo", []),
+        network.choose_subnet("demo", [ipaddress.IPv4Network(network.choose_subnet("demo", []))]),
+    )
+    assert network.network_name("demo", first) != network.network_name("demo", second)
+    monkeypatch.setattr(fleets, "host_routes", lambda _table: [])
+    run = FakeRun({"podman network ls": Finished(0, "", ""), "podman network create": Finished(0, "", "")})
+    assert Fleet("demo", engine(run=run), tmp_path, tmp_path).gateway() == first.replace(".0/24", ".1")
+    assert run.seen[-1][-3:] == [f"--subnet={first}", "--label=muster.fleet=demo", network.network_name("demo", first)]
+    # A network of an older Muster has another name.
+    described = Finished(0, json.dumps([{key: "muster-demo", "subnets": [{"subnet": second}]}]), "")
+    run = FakeRun({"podman network ls": Finished(0, "muster-demo\n", ""), "podman network inspect": described})
+    fleet = Fleet("demo", engine(run=run), tmp_path, tmp_path)
+    assert fleet.gateway() == second.replace(".0/24", ".1") and fleet.network == "muster-demo"
+    assert "--filter=label=muster.fleet=demo" in run.seen[0] and not [argv for argv in run.seen if "create" in argv]
+
+
 # Nodes that come one by one
 
 
@@ -495,8 +515,9 @@ def test_a_node_is_added_from_its_own_image_and_the_others_stay(tmp_path: Path, 
     monkeypatch.setattr(fleets, "free_disk_mib", lambda _path: 10**6)
     monkeypatch.setattr(fleets, "recall", lambda *_: True)
     monkeypatch.setattr(systemd, "recall", lambda *_: True)
-    network = Finished(0, json.dumps([{"subnets": [{"subnet": "10.213.9.0/24"}]}]), "")
+    network = Finished(0, json.dumps([{"name": "muster-demo", "subnets": [{"subnet": "10.213.9.0/24"}]}]), "")
     run = FakeRun({"podman ps": Finished(0, "", ""), "podman network inspect": network, "podman image inspect": Finished(0, "[]", "")})
+    run.answers["podman network ls"] = Finished(0, "muster-demo\n", "")
     run.answers["podman run"] = Finished(0, "id", "")
     fleet = Fleet("demo", engine(run=run), tmp_path / "state", tmp_path / "cache")
     assert fleet.add(node("i-1"), NodeImage(), {"user-data": b"#!/bin/sh"}) == "10.213.9.2"

@@ -120,11 +120,11 @@ class Engine:
         shown = self._steadily(lambda: self.ask("images", "--filter", f"label={label}", "--format", "{{.Repository}}:{{.Tag}}"))
         return [each for each in shown.split() if "<none>" not in each]
 
-    def networks(self) -> list[dict]:
-        """The engine's descriptions of all networks."""
+    def networks(self, label: str = "") -> list[dict]:
+        """The engine's descriptions of all networks, or of those with a label."""
 
         def look() -> list[dict]:
-            names = self.ask("network", "ls", "--format", "{{.Name}}").split()
+            names = self.ask("network", "ls", *([f"--filter=label={label}"] if label else []), "--format", "{{.Name}}").split()
             return json.loads(self.ask("network", "inspect", *names)) if names else []
 
         return self._steadily(look)

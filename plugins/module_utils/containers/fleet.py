@@ -34,6 +34,7 @@ from ansible_collections.muster.fleet.plugins.module_utils.containers.network im
     choose_subnet,
     host_routes,
     mac_address,
+    network_name,
     subnets_in,
 )
 from ansible_collections.muster.fleet.plugins.module_utils.containers.plan import NEVER_RAN, Container, Node, Plan, make_plan, transition
@@ -62,7 +63,7 @@ class Fleet:
         self.engine = engine
         self.state = state
         self.cache = cache
-        self.network = f"muster-{name}"
+        self.network = ""  # its name, once it was found or created
         recall(engine, cache)
 
     def container_name(self, node: str) -> str:
@@ -99,7 +100,7 @@ class Fleet:
             self._check_room(plan, wanted, image)
             if self.engine.dry:
                 return plan
-            subnet = self._ensure_network(live)
+            subnet = self._ensure_network()
             addresses = assign_addresses(wanted, record, subnet)
             self._write_state(wanted, addresses, subnet, image)
             if plan.create:
@@ -126,7 +127,7 @@ class Fleet:
             record = read_record(self.state)
             live = self.containers()
             self._check_room(Plan([node.name], [], [], []), [node], image)
-            subnet = self._ensure_network(live)
+            subnet = self._ensure_network()
             fields = [each.name for each in dataclasses.fields(Node)]
             others = [Node(**{key: each[key] for key in fields if key in each}) for each in (record or {}).get("nodes", ())]
             others = [each for each in others if each.name != node.name]
@@ -152,7 +153,7 @@ class Fleet:
             if going:
                 self._remove(going)
             if names is None:
-                if self._network_exists():
+                if self._find_network():
                     self.engine.change("network", "rm", self.network)
                 if not self.engine.dry:
                     (self.state / "fleet.json").unlink(missing_ok=True)
@@ -198,7 +199,7 @@ class Fleet:
     def gateway(self) -> str:
         """This machine's address on the fleet's network; the network is created when it does not exist."""
         with self.lock():
-            return str(next(ipaddress.ip_network(self._ensure_network(self.containers())).hosts()))
+            return str(next(ipaddress.ip_network(self._ensure_network()).hosts()))
 
     def address(self, node: str) -> str:
         """A node's address on the fleet's network."""
@@ -255,17 +256,24 @@ class Fleet:
                 f"Fleet {self.name} needs {need} MiB of memory, {free} MiB are free: ask for fewer nodes or less memory for each."
             )
 
-    def _network_exists(self) -> bool:
-        return self.engine.run(self.engine.argv("network", "inspect", self.network)).code == 0
+    def _find_network(self) -> str:
+        """The subnet of the fleet's network; empty when it does not exist."""
+        found = self.engine.networks(f"muster.fleet={self.name}")
+        if not found:
+            return ""
+        self.network = next(value for key, value in found[0].items() if key.lower() == "name")
+        return str(subnets_in(found)[0])
 
-    def _ensure_network(self, live: Mapping[str, Container]) -> str:
+    def _ensure_network(self) -> str:
         """The subnet of the fleet's network, which is created when it does not exist. The lock lets one run at a time choose a subnet."""
         with locked(self.cache / "locks" / "network"):
-            if self._network_exists():
-                return str(subnets_in(json.loads(self.engine.ask("network", "inspect", self.network)))[0])
+            subnet = self._find_network()
+            if subnet:
+                return subnet
             used = subnets_in(self.engine.networks())
             used += host_routes(Path("/proc/net/route").read_text(encoding="utf-8"))
             subnet = choose_subnet(self.name, used)
+            self.network = network_name(self.name, subnet)
             # Nodes find each other by a hosts file, which works with every engine; podman's DNS knows container names only.
             dns = ["--disable-dns"] if self.engine.name == "podman" else []
             self.engine.change("network", "create", *dns, f"--subnet={subnet}", f"--label=muster.fleet={self.name}", self.network)

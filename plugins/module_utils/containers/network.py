@@ -56,6 +56,16 @@ def choose_subnet(fleet: str, used: Iterable[ipaddress.IPv4Network]) -> str:
     raise NodeContainerError(f"No free network for fleet {fleet}: routes or container networks use all of {SUBNET_RANGE}.")
 
 
+def network_name(fleet: str, subnet: str) -> str:
+    """The name of a fleet's network: muster-FLEET-N, where N is the third number of its subnet.
+
+    netavark names a network's chain in the packet filter by the network's name, and the rules stay there when podman is killed.
+    A new network of the same name and another subnet would put its rules behind the old `MASQUERADE`. Packets between nodes would
+    then come from the address of the bridge, and srun would wait in vain for a node's answer.
+    """
+    return f"muster-{fleet}-{subnet.split('.')[2]}"
+
+
 def mac_address(address: str) -> str:
     """A locally administered hardware address that belongs to an IP address."""
     return "02:6d:" + ":".join(f"{part:02x}" for part in ipaddress.ip_address(address).packed)
