@@ -38,7 +38,10 @@ options:
       - C(file) takes C(mode), C(owner), C(group), C(matches) or C(absent).
       - C(manifest) is a component whose files and packages are compared with the manifest of the node. It has a remedy of its own.
       - C(unit) takes C(active), C(enabled) and C(retries).
-      - C(value) takes C(equals) or C(matches).
+      - C(value) takes C(equals) or C(matches), and C(rehearsed), the stand-ins that the value comes from. The modules that gather facts
+        return them.
+      - A probe that looked at a stand-in of a rehearsal is C(not_run); C(rehearsed) of its record is what it would have been. On a host
+        that rehearses, this also goes for a C(value) without C(rehearsed).
     type: list
     elements: dict
     required: true
@@ -87,6 +90,7 @@ muster_checks:
 
 from ansible.module_utils.basic import AnsibleModule
 
+from ansible_collections.muster.fleet.plugins.module_utils.node import rehearsal
 from ansible_collections.muster.fleet.plugins.module_utils.node.check import LEVELS, CheckError, run_checks, validate
 
 
@@ -103,7 +107,7 @@ def main():
     try:
         for check in module.params["checks"]:
             validate(check)
-        records = run_checks(module.params["checks"], component, level)
+        records = run_checks(module.params["checks"], component, level, rehearsed=rehearsal.node())
     except CheckError as error:
         module.fail_json(msg=str(error))
     module.exit_json(

@@ -47,6 +47,7 @@ efa:
   description:
     - C(count), C(provider), C(fabrics), C(domains), C(versions) of driver, installer and libfabric.
     - For each of C(devices) its name, PCI device and address, port state, MAC address, peer-to-peer provider and network card.
+    - C(rehearsed) names the stand-ins that were read instead of hardware; it is empty on a real host.
   returned: success
   type: dict
 faults:
@@ -64,6 +65,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.urls import open_url
 
 from ansible_collections.muster.fleet.plugins.module_utils.hardware import catalogue, efa
+from ansible_collections.muster.fleet.plugins.module_utils.node import rehearsal
 
 PATHS = ["/opt/amazon/efa/bin"]
 
@@ -99,14 +101,15 @@ def main():
     macs = [device["mac"] for device in devices if device["mac"]]
     if macs and module.params["metadata_url"]:
         devices = efa.with_cards(devices, network_cards(module.params["metadata_url"].rstrip("/"), macs))
-    infos, said = None, ""
+    infos, said, warned = None, "", ""
     tool = module.get_bin_path("fi_info", opt_dirs=PATHS)
     if tool:
-        rc, out, err = module.run_command([tool, "-p", "efa"])
+        rc, out, warned = module.run_command([tool, "-p", "efa"])
         # It fails with "No data available" when there is no device.
         infos = efa.parse_fi_info(out) if rc == 0 else []
         rc, said, err = module.run_command([tool, "--version"])
     found = efa.facts(devices, infos, efa.versions(fi_info=said))
+    found["rehearsed"] = rehearsal.of_facts(rehearsal.node(), warned)
     reason = "" if devices else "This host has no EFA device in /sys/class/infiniband."
     if devices and not tool:
         reason = "This host has no fi_info, so libfabric was not asked."

@@ -42,6 +42,7 @@ gpu:
   description:
     - C(count), C(on_bus), C(driver), C(cuda), C(models).
     - For each of C(gpus) its name, model, memory, NVLinks that are up, MIG, ECC, row remapping and the state of the NVLink fabric.
+    - C(rehearsed) names the stand-ins that were read instead of hardware; it is empty on a real host.
   returned: success
   type: dict
 faults:
@@ -58,6 +59,7 @@ reason:
 from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.muster.fleet.plugins.module_utils.hardware import catalogue, gpu
+from ansible_collections.muster.fleet.plugins.module_utils.node import rehearsal
 
 
 def main():
@@ -66,16 +68,17 @@ def main():
         have = catalogue.instance_type(module.params["instance_type"]) if module.params["instance_type"] else None
         bus = gpu.on_the_bus()
         smi = nvlink = None
+        said = ""
         tool = module.get_bin_path("nvidia-smi")
         if tool:
-            rc, out, err = module.run_command([tool, "-q", "-x"])
+            rc, out, said = module.run_command([tool, "-q", "-x"])
             smi = gpu.parse_smi(out) if rc == 0 else None
         if smi and smi["gpus"]:
             rc, out, err = module.run_command([tool, "nvlink", "-s"])
             nvlink = gpu.parse_nvlink(out) if rc == 0 else None
     except (catalogue.CatalogueError, gpu.GpuError) as error:
         module.fail_json(msg=str(error))
-    found = gpu.facts(bus, smi, nvlink)
+    found = {**gpu.facts(bus, smi, nvlink), "rehearsed": rehearsal.of_facts(rehearsal.node(), said)}
     reason = ""
     if not bus and not found["count"]:
         reason = "This host has no GPU of NVIDIA on its PCI bus."

@@ -70,6 +70,11 @@ transport:
   description: The name that the plugin gives its transport.
   returned: always
   type: str
+rehearsed:
+  description: The stand-ins among the plugin and NCCL's library; empty on a real host.
+  returned: always
+  type: list
+  elements: str
 faults:
   description: One sentence each under C(found), C(libraries), C(interface), C(loads) and C(transport); empty when there is no fault.
   returned: always
@@ -84,6 +89,7 @@ from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.muster.fleet.plugins.module_utils.basics import read_text
 from ansible_collections.muster.fleet.plugins.module_utils.hardware import nccl_plugin as logic
+from ansible_collections.muster.fleet.plugins.module_utils.node import rehearsal
 
 # In a process of its own, because a library may do anything when it is loaded. The first member of the interface is the name.
 LOAD = """
@@ -97,6 +103,7 @@ def look(module, environment, nccl):
     """Return (findings, faults by heading). It stops at the first fault that prevents the next check."""
     faults = dict.fromkeys(("found", "libraries", "interface", "loads", "transport"), "")
     found = {"library": logic.library_name(environment), "path": "", "interfaces": [], "nccl_interfaces": [], "transport": ""}
+    found["rehearsed"] = []
     ldconfig = module.run_command([module.get_bin_path("ldconfig", True, ["/sbin", "/usr/sbin"]), "-p"])[1]
     found["path"] = path = (
         found["library"] if os.path.isabs(found["library"]) and os.path.exists(found["library"]) else logic.find(found["library"], ldconfig)
@@ -105,6 +112,7 @@ def look(module, environment, nccl):
         faults["found"] = "The loader has no %s, which NCCL will look for; install the plugin or run ldconfig." % found["library"]
         return found, faults
     library = logic.find(nccl, ldconfig)
+    found["rehearsed"] = sorted({name for each in (path, library) if each for name in rehearsal.in_file(each)})
     if not library:
         faults["found"] = "The loader has no %s; install role nccl first." % nccl
         return found, faults

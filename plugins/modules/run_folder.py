@@ -22,6 +22,11 @@ options:
     description: Folder of all runs.
     type: path
     required: true
+  rehearses:
+    description: The instance types that nodes of the fleet rehearse. The report names them in its first line.
+    type: list
+    elements: str
+    default: []
 attributes:
   check_mode:
     description: Creates the folder in check mode too, because a run in check mode is recorded as well.
@@ -43,6 +48,11 @@ muster_run_dir:
   description: Path of the folder, also set as the fact C(muster_run_dir).
   returned: always
   type: str
+muster_rehearses:
+  description: The instance types of O(rehearses), for the callback.
+  returned: always
+  type: list
+  elements: str
 """
 
 import os
@@ -75,7 +85,11 @@ def point_latest(fleet_dir, path):
 
 def main():
     module = AnsibleModule(
-        argument_spec={"fleet": {"type": "str", "required": True}, "runs": {"type": "path", "required": True}},
+        argument_spec={
+            "fleet": {"type": "str", "required": True},
+            "runs": {"type": "path", "required": True},
+            "rehearses": {"type": "list", "elements": "str", "default": []},
+        },
         supports_check_mode=True,
     )
     try:
@@ -87,7 +101,8 @@ def main():
         point_latest(fleet_dir, path)
     except OSError as error:
         module.fail_json(msg="The run folder in %s cannot be created: %s" % (fleet_dir, error))
-    module.exit_json(changed=False, muster_run_dir=path, ansible_facts={"muster_run_dir": path})
+    rehearses = module.params["rehearses"]
+    module.exit_json(changed=False, muster_run_dir=path, muster_rehearses=rehearses, ansible_facts={"muster_run_dir": path})
 
 
 if __name__ == "__main__":

@@ -70,6 +70,10 @@ checks:
   returned: success
   type: list
   elements: dict
+rehearsed:
+  description: For each component of RV(expected) the stand-ins that it consists of; none on a real host.
+  returned: success
+  type: dict
 text:
   description: A table for a person.
   returned: success
@@ -94,9 +98,10 @@ def main():
     )
     prefix, path = module.params["container"], module.params["manifest"]
     try:
-        expected = stack_facts.promised(manifest.parse(read_text(path, ""), path))
+        known = manifest.parse(read_text(path, ""), path)
     except manifest.ManifestError as error:
         module.fail_json(msg=str(error))
+    expected, rehearsed = stack_facts.promised(known), stack_facts.rehearsed(known)
     rc, out, err = module.run_command(["sh", "-c", stack_facts.SCRIPT])
     host = stack_facts.installed(out)
     container = None
@@ -115,7 +120,8 @@ def main():
         container=container,
         expected=expected,
         drift=stack_facts.sentences(stack_facts.drift(host, expected)),
-        checks=stack_facts.checks(host, expected),
+        checks=stack_facts.checks(host, expected, rehearsed),
+        rehearsed=rehearsed,
         text=stack_facts.table(expected, host, container),
     )
 

@@ -202,6 +202,13 @@ def test_module_reads_gpus_and_links(call, nvidia_smi):
     assert result["faults"] == ["Expected 18 NVLinks up on each GPU and found 0 (GPU 7); look for XID 74 and SXid in the kernel's log."]
 
 
+def test_module_names_stand_ins(call, nvidia_smi, monkeypatch):
+    nvidia_smi(8, host(), links())
+    assert call(gpu_facts)["gpu"]["rehearsed"] == []
+    monkeypatch.setattr(gpu_facts.rehearsal, "node", lambda: {"instance_type": "p5.48xlarge"})
+    assert call(gpu_facts)["gpu"]["rehearsed"] == ["devices of p5.48xlarge"]
+
+
 @pytest.mark.parametrize(
     ("options", "smi", "says"),
     [

@@ -90,6 +90,36 @@ def test_the_summary_of_a_passed_run() -> None:
     assert len(lines) <= 10
 
 
+def test_a_rehearsal_says_so_in_its_first_line(folder: Path) -> None:
+    assert logic.build(SAMPLE)["run"]["rehearses"] == []
+    stood_in = check("compute-1", "gpus", "not_run", rehearsed="passed")
+    add(folder, stood_in)
+    assert logic.summary(logic.build(folder))[0].startswith("REHEARSAL of an unknown type, fleet local: ")
+    add(folder, {"event": "rehearsal", "instance_types": ["p5.48xlarge"]})
+    report = logic.build(folder)
+    jsonschema.validate(report, SCHEMA)
+    assert logic.summary(report)[0] == "REHEARSAL of p5.48xlarge, fleet local: passed in 3 min 26 s"
+    page = render_html(report)
+    assert "<title>REHEARSAL · Passed" in page
+    assert "<header>\n<p>REHEARSAL of p5.48xlarge on stand-ins · Muster" in page
+
+
+def test_the_fleet_names_what_its_hosts_rehearse(folder: Path) -> None:
+    document = json.loads((folder / "fleet.json").read_text())
+    for host, kind in zip(document["hosts"], (None, "trn1.32xlarge", "p5.48xlarge"), strict=True):
+        host["rehearses"] = kind
+    (folder / "fleet.json").write_text(json.dumps(document))
+    assert logic.summary(logic.build(folder))[0].startswith("REHEARSAL of p5.48xlarge and trn1.32xlarge, fleet local: passed")
+
+
+def test_what_a_stand_in_would_have_failed_is_a_failure(folder: Path) -> None:
+    add(folder, check("compute-2", "gpus", "not_run", rehearsed="failed", reason="it looked at a stand-in"))
+    report = logic.build(folder)
+    assert report["checks"]["records"][0]["check"] == "gpus"
+    assert "FAILED compute-2: slurm.gpus: it looked at a stand-in. Remedy: Do this." in logic.summary(report)
+    assert '<div class="item failed"><p><b>slurm.gpus</b> on compute-2</p>' in render_html(report)
+
+
 def test_stored_results_are_said_to_be_stored(folder: Path) -> None:
     path = folder / "jobs" / "train" / "result.json"
     path.write_text(path.read_text().replace('"stored": false', '"stored": true'))

@@ -26,9 +26,10 @@ ON_UBUNTU = {
     "phases_arch": "x86_64",
     "phases_mirror": "",
     "phases_in_container": False,
+    "phases_has_devices": True,
     "phases_stack": stack_files.load("aws-2026.11"),
 }
-IN_CONTAINER = {"phases_in_container": True}
+IN_CONTAINER = {"phases_in_container": True, "phases_has_devices": False}
 NO_GPU = {"gpu": {"on_bus": 0}}
 GPU = {"gpu": {"on_bus": 8}}
 

@@ -54,6 +54,14 @@ def test_events_wait_for_the_folder_and_keep_their_order(recorder: Recorder, clo
     assert recorder.folder == folder
 
 
+def test_a_rehearsal_and_what_a_check_on_a_stand_in_would_have_said(recorder: Recorder, tmp_path: Path) -> None:
+    recorder.result("t1", "localhost", {"muster_run_dir": str(tmp_path), "muster_rehearses": ["p5.48xlarge"]})
+    recorder.result("t1", "a", {"muster_checks": [{"check": "gpus", "status": "not_run", "rehearsed": "passed"}]})
+    _start, rehearsal, check = written(tmp_path)
+    assert (rehearsal["event"], rehearsal["instance_types"]) == ("rehearsal", ["p5.48xlarge"])
+    assert check["rehearsed"] == "passed"
+
+
 @pytest.mark.parametrize("carrier", [lambda d: {"results": [{}, d]}, lambda d: {"ansible_facts": d}])
 def test_the_folder_may_come_from_a_loop_or_a_fact(recorder: Recorder, tmp_path: Path, carrier) -> None:
     recorder.result("t1", "a", carrier({"muster_run_dir": str(tmp_path)}))

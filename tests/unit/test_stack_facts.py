@@ -118,7 +118,7 @@ def test_drift_names_component_expected_and_found():
     ]
     as_it_is = {name: each["version"] for name, each in HOST.items()}
     assert logic.drift(HOST, as_it_is) == []
-    assert [check["value"] == check["equals"] for check in logic.checks(HOST, {**as_it_is, "nccl": "2.31.2"})].count(False) == 1
+    assert [check["value"] == check["equals"] for check in logic.checks(HOST, {**as_it_is, "nccl": "2.31.2"}, {})].count(False) == 1
 
 
 def test_the_table_has_host_and_container_side_by_side():

@@ -4,7 +4,8 @@
 """Probes of one node and the check records (contract: component, level, check, status, expected, found, reason, remedy, seconds).
 
 A probe that could not run, for example because its tool is missing or the host cannot have the feature, is `not_run` with the
-reason, never `passed`.
+reason, never `passed`. A probe that looked at a stand-in of a rehearsal is `not_run` as well; the key `rehearsed` of its record has what it
+would have been, `passed` or `failed`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import subprocess
 import time
 
 from ansible_collections.muster.fleet.plugins.module_utils.basics import read_text
-from ansible_collections.muster.fleet.plugins.module_utils.node import manifest
+from ansible_collections.muster.fleet.plugins.module_utils.node import manifest, rehearsal
 
 LEVELS = ("image", "node", "fleet")
 KINDS = ("argv", "file", "manifest", "unit", "value")
@@ -27,11 +28,12 @@ FIELDS = {
     "file": ("mode", "owner", "group", "matches", "absent"),
     "manifest": (),
     "unit": ("active", "enabled", "retries"),
-    "value": ("equals", "matches"),
+    "value": ("equals", "matches", "rehearsed"),
 }
 COMMON_FIELDS = ("check", "expected", "remedy", "not_run", "needs")
 REINSTALL = "Run the install phase of role %s again; something removed or replaced what it had installed."
 NEEDS = "it needs %s, which %s"
+STOOD_IN = "it looked at a stand-in (%s) and would have %s"
 
 
 class CheckError(ValueError):
@@ -165,10 +167,11 @@ def probe_manifest(check, _run):
 def probe_unit(check, run):
     unit = str(check["unit"])
     want = {"ActiveState": "active" if check.get("active", True) else "inactive"}
+    # The path is for `stand_ins`.
     if check.get("enabled") is not None:
         want["UnitFileState"] = "enabled" if check["enabled"] else "disabled"
     try:
-        rc, out, err = run(["systemctl", "show", "--property=LoadState,SubState,Result," + ",".join(want), unit], timeout=30)
+        rc, out, err = run(["systemctl", "show", "--property=LoadState,SubState,Result,FragmentPath," + ",".join(want), unit], timeout=30)
     except FileNotFoundError:
         return outcome("not_run", "", "systemctl is not installed")
     except subprocess.TimeoutExpired:
@@ -202,22 +205,53 @@ def probe(kind, check, run):
         return outcome("not_run", "", "%s cannot be read or run: %s" % (error.filename, error.strerror))
 
 
-def run_check(check, component, level, *, run=run_process, clock=time.monotonic, sleep=time.sleep):
+def stand_ins(kind, check, said, rehearsed):
+    """The names of the stand-ins that a probe looked at. said: all that its commands printed. rehearsed: what the node rehearses."""
+    if kind == "argv":
+        return list(dict.fromkeys(rehearsal.named(said) + rehearsal.in_command(map(str, check["argv"]), rehearsed)))
+    if kind == "file":
+        path = str(check["file"])
+        return [os.path.basename(path)] if rehearsal.is_device(path, rehearsed) else rehearsal.in_file(path)
+    if kind == "unit":
+        return [name for path in re.findall(r"^FragmentPath=(.+)$", said, re.MULTILINE) for name in rehearsal.in_file(path)]
+    if kind == "manifest":
+        known = manifest.parse(read_text(manifest.PATH, ""))["components"].get(str(check["manifest"])) or {}
+        return rehearsal.of_entry(known)
+    if check.get("rehearsed") is None:
+        return ["perhaps, its value does not say where it comes from"] if rehearsed else []
+    return list(check["rehearsed"])
+
+
+def run_check(check, component, level, *, run=run_process, clock=time.monotonic, sleep=time.sleep, rehearsed=None):
     """Run one check and return its record. `retries` tries again after a second, for states that daemons reach a little later."""
     kind = validate(check)
     start = clock()
+    said: list = []
+
+    def heard(argv, **options):
+        done = run(argv, **options)
+        said.extend(done[1:])
+        return done
+
     if check.get("not_run"):
         result = outcome("not_run", "", str(check["not_run"]))
     elif kind == "argv" and check.get("equals") == "":
         # A tool that fails behind a pipe prints nothing, too.
         result = outcome("not_run", "", "it expects that nothing is printed, which proves nothing")
     else:
-        result = probe(kind, check, run)
+        result = probe(kind, check, heard)
         for _try in range(int(check.get("retries") or 0)):
             if result["status"] != "failed":
                 break
             sleep(1)
-            result = probe(kind, check, run)
+            result = probe(kind, check, heard)
+    would = ""
+    if result["status"] in ("passed", "failed"):
+        names = stand_ins(kind, check, "\n".join(said), rehearsed or {})
+        if names:
+            would = result["status"]
+            reason = STOOD_IN % (", ".join(names), would) + (": " + result["reason"] if result["reason"] else "")
+            result = {**result, "status": "not_run", "reason": reason}
     return {
         "component": component,
         "level": level,
@@ -228,17 +262,21 @@ def run_check(check, component, level, *, run=run_process, clock=time.monotonic,
         "reason": result["reason"],
         "remedy": str(check.get("remedy") or REINSTALL % check["manifest"]),
         "seconds": round(clock() - start, 3),
+        **({"rehearsed": would} if would else {}),
     }
 
 
 def run_checks(checks, component, level, **tools):
-    """Run checks in order and return their records. A check that `needs` one that did not pass is not_run."""
+    """Run checks in order and return their records. A check that `needs` one that did not pass is not_run.
+
+    What would have passed without a stand-in counts as passed here, so that a rehearsal goes on.
+    """
     records: list = []
     for check in checks:
         not_run = check.get("not_run") or ""
         needs = check.get("needs") or []
         for name in [needs] if isinstance(needs, str) else needs:
-            needed = [record["status"] for record in records if record["check"] == name]
+            needed = [record.get("rehearsed") or record["status"] for record in records if record["check"] == name]
             if not needed:
                 raise CheckError("Check %s needs %s, which is not a check before it." % (check["check"], name))
             if needed != ["passed"]:
@@ -250,7 +288,7 @@ def run_checks(checks, component, level, **tools):
 def failing(records, allow_not_run=()):
     """The records that fail a host: failed ones, and not_run ones that `allow_not_run` (component.check) does not name.
 
-    A name in `allow_not_run` also covers the checks that need the named one.
+    A name in `allow_not_run` also covers the checks that need the named one, and never one that would have failed without its stand-in.
     """
 
     def allowed(record):
@@ -258,13 +296,18 @@ def failing(records, allow_not_run=()):
         names = [record["check"]] + ([needed[1]] if needed else [])
         return any("%s.%s" % (record["component"], name) in allow_not_run for name in names)
 
-    return [record for record in records if record["status"] == "failed" or (record["status"] == "not_run" and not allowed(record))]
+    return [record for record in records if has_failed(record) or (record["status"] == "not_run" and not allowed(record))]
+
+
+def has_failed(record):
+    """Whether a record says that something is wrong with the node, or with the stand-ins that it rehearses with."""
+    return "failed" in (record["status"], record.get("rehearsed"))
 
 
 def sentence(record):
     """One line for a person: what failed, what was expected and found, and the remedy."""
     name = "%s.%s" % (record["component"], record["check"])
-    if record["status"] == "not_run":
+    if not has_failed(record):
         text = "%s could not run: %s. Remedy: %s To go on without it, name %s in muster_allow_not_run."
         return text % (name, record["reason"] or "no reason given", record["remedy"].rstrip(".") + ".", name)
     return "%s failed: %s (expected %s, found %s). Remedy: %s" % (

@@ -20,6 +20,7 @@ from typing import Any, Iterable, Optional
 
 from ansible_collections.muster.fleet.plugins.module_utils.basics import version_key
 from ansible_collections.muster.fleet.plugins.module_utils.health.nccl_results import human_size
+from ansible_collections.muster.fleet.plugins.module_utils.node.check import has_failed
 from ansible_collections.muster.fleet.plugins.module_utils.report.html import duration
 from ansible_collections.muster.fleet.plugins.module_utils.report.page import render_html
 from ansible_collections.muster.fleet.plugins.module_utils.report.run_record import named_hosts
@@ -42,7 +43,7 @@ def build(folder: Path) -> dict[str, Any]:
     jobs = sorted(path.name for path in (folder / "jobs").glob("*") if path.is_dir())
     last_start = max((index for index, event in enumerate(events) if event["event"] == "start"), default=0)
     # Several playbooks may write into a folder; the last gives the verdict, and all of them give checks.
-    run = _run(folder, events[last_start:], fleet)
+    run = _run(folder, events[last_start:], fleet, _rehearsed_types(events, fleet))
     by_kind: dict[str, list[dict[str, Any]]] = {}
     for event in events:
         by_kind.setdefault(event["event"], []).append(event)
@@ -114,12 +115,21 @@ def _finite(value: Any) -> Any:
     return value
 
 
-def _run(folder: Path, events: list[dict[str, Any]], fleet: dict[str, Any]) -> dict[str, Any]:
+def _rehearsed_types(events: list[dict[str, Any]], fleet: dict[str, Any]) -> list[str]:
+    """Return the instance types that the nodes rehearse. A check that met a stand-in makes any run a rehearsal."""
+    named = [name for event in events if event["event"] == "rehearsal" for name in event.get("instance_types") or []]
+    named += [host["rehearses"] for host in fleet.get("hosts") or [] if host.get("rehearses")]
+    met = any(event.get("rehearsed") for event in events if event["event"] == "check")
+    return sorted(set(named)) or (["an unknown type"] if met else [])
+
+
+def _run(folder: Path, events: list[dict[str, Any]], fleet: dict[str, Any], rehearses: list[str]) -> dict[str, Any]:
     start = next((event for event in events if event["event"] == "start"), {})
     end = next((event for event in events if event["event"] == "end"), None)
     return {
         "fleet": start.get("fleet") or fleet.get("fleet") or folder.resolve().parent.name,
         "name": folder.resolve().name,
+        "rehearses": rehearses,
         "playbook": start.get("playbook") or "",
         "argv": start.get("argv") or [],
         "started": start.get("time"),
@@ -136,7 +146,7 @@ def _checks(events: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the last record of each check, worst first, and the number of each status."""
     latest = {(event["host"], event["component"], event["level"], event["check"]): event for event in events}
     order = {"failed": 0, "not_run": 1, "passed": 2}
-    records = sorted(latest.values(), key=lambda record: (order.get(record["status"], 0), record["component"], record["check"]))
+    records = sorted(latest.values(), key=lambda r: (not has_failed(r) and order.get(r["status"], 0), r["component"], r["check"]))
     counts = {status: sum(record["status"] == status for record in records) for status in ("passed", "failed", "not_run")}
     return {"counts": counts, "records": [{key: value for key, value in r.items() if key not in ("event", "time")} for r in records]}
 
@@ -235,7 +245,9 @@ def summary(report: dict[str, Any], folder: Optional[Path] = None) -> list[str]:
     run, hosts, counts = report["run"], report["fleet"]["hosts"], report["checks"]["counts"]
     took = " in %s" % duration(run["seconds"]) if run["seconds"] is not None else ""
     failed = len(report["failures"])
-    lines = ["fleet %s: %s%s%s" % (run["fleet"], run["verdict"], took, ", %s stopped" % _plural(failed, "host") if failed else "")]
+    rehearsal = "REHEARSAL of %s, " % " and ".join(run["rehearses"]) if run["rehearses"] else ""
+    stopped = ", %s stopped" % _plural(failed, "host") if failed else ""
+    lines = ["%sfleet %s: %s%s%s" % (rehearsal, run["fleet"], run["verdict"], took, stopped)]
     lines[0] += ", %s" % run["messages"][-1].rstrip(".") if run["verdict"] == "unfinished" and run["messages"] else ""
     if hosts:
         lines.append("hosts: %d (%s)" % (len(hosts), named_hosts((host["name"] for host in hosts), 6)))
@@ -269,7 +281,7 @@ def summary(report: dict[str, Any], folder: Optional[Path] = None) -> list[str]:
 
 def _stops(report: dict[str, Any]) -> list[str]:
     """Return a line for each way in which a check failed, then for each host that stopped for another reason."""
-    failed = [record for record in report["checks"]["records"] if record["status"] == "failed"]
+    failed = [record for record in report["checks"]["records"] if has_failed(record)]
     alike: dict[tuple[Any, ...], list[str]] = {}
     for record in failed:
         reason = " ".join(str(record["reason"]).split()).rstrip(".")

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any, Iterable
 
 from ansible_collections.muster.fleet.plugins.module_utils.health.nccl_results import human_size
+from ansible_collections.muster.fleet.plugins.module_utils.node.check import has_failed
 from ansible_collections.muster.fleet.plugins.module_utils.report.curves import collectives, training
 from ansible_collections.muster.fleet.plugins.module_utils.report.html import duration, moment, section, short, table, tag
 from ansible_collections.muster.fleet.plugins.module_utils.report.plot import escaped as text
@@ -23,7 +24,7 @@ MOST_LINES = 8
 def render_html(report: dict[str, Any]) -> str:
     """Return the whole page of REPORT."""
     run = report["run"]
-    title = "%s – fleet %s, %s" % (VERDICTS[run["verdict"]], run["fleet"], run["name"])
+    title = "%s%s – fleet %s, %s" % ("REHEARSAL · " if run["rehearses"] else "", VERDICTS[run["verdict"]], run["fleet"], run["name"])
     parts = [
         _failures(report),
         _fleet(report),
@@ -78,18 +79,16 @@ def _header(report: dict[str, Any]) -> str:
             )
     tiles = "".join("<div><dt>%s</dt><dd>%s<small>%s</small></dd></div>" % (text(a), text(b), text(c)) for a, b, c in figures)
     messages = "".join("<p>%s</p>" % text(message) for message in run["messages"])
-    return (
-        '<header>\n<p>Muster · fleet %s</p>\n<h1><span class="%s">%s</span></h1>\n<p>%s%s<span class="whole">%s</span></p>\n%s%s\n</header>'
-        % (
-            text(run["fleet"]),
-            run["verdict"],
-            text(VERDICTS[run["verdict"]]),
-            text(run["playbook"] + " · " if run["playbook"] else ""),
-            text(moment(run["started"])),
-            text(took),
-            messages,
-            '<dl class="figures">%s</dl>' % tiles if tiles else "",
-        )
+    rehearsal = "REHEARSAL of %s on stand-ins · " % " and ".join(run["rehearses"]) if run["rehearses"] else ""
+    return '<header>\n<p>%s</p>\n<h1><span class="%s">%s</span></h1>\n<p>%s%s<span class="whole">%s</span></p>\n%s%s\n</header>' % (
+        text("%sMuster · fleet %s" % (rehearsal, run["fleet"])),
+        run["verdict"],
+        text(VERDICTS[run["verdict"]]),
+        text(run["playbook"] + " · " if run["playbook"] else ""),
+        text(moment(run["started"])),
+        text(took),
+        messages,
+        '<dl class="figures">%s</dl>' % tiles if tiles else "",
     )
 
 
@@ -162,14 +161,15 @@ def _checks(checks: dict[str, Any]) -> str:
     known = [level for level in LEVELS if any(record["level"] == level for record in records)]
     levels = known + sorted({record["level"] for record in records} - set(known))
     # The level where something failed comes first.
-    levels.sort(key=lambda level: not any(r["level"] == level and r["status"] == "failed" for r in records))
+    levels.sort(key=lambda level: not any(r["level"] == level and has_failed(r) for r in records))
     parts = []
     for level in levels:
         here = [record for record in records if record["level"] == level]
         counts = [(status, sum(r["status"] == status for r in here)) for status in ("passed", "failed", "not_run")]
         tally = ", ".join("%d %s" % (number, status.replace("_", " ")) for status, number in counts if number)
         parts.append("<h3>%s <small>%s</small></h3>" % (text(LEVELS.get(level, level or "Other")), text(tally)))
-        parts += [_check_item(group) for group in _groups(here, "failed", ("component", "check", "reason", "remedy"))]
+        bad = [record for record in here if has_failed(record)]
+        parts += [_check_item(group) for group in _groups(bad, ("component", "check", "reason", "remedy"))]
         rows = [
             [
                 "<b>%s</b>" % text(group[0]["component"]),
@@ -177,11 +177,11 @@ def _checks(checks: dict[str, Any]) -> str:
                 text(named_hosts(dict.fromkeys(record["host"] for record in group))),
                 text(group[0]["reason"] or "no reason given"),
             ]
-            for group in _groups(here, "not_run", ("component", "reason"))
+            for group in _groups([r for r in here if r["status"] == "not_run" and r not in bad], ("component", "reason"))
         ]
         if rows:
             parts.append(table([("Not run", ""), ("Checks", ""), ("Hosts", ""), ("Reason", "")], rows, "stack"))
-        passed = _groups(here, "passed", ("component", "check"))
+        passed = _groups([r for r in here if r["status"] == "passed"], ("component", "check"))
         if passed:
             rows = [
                 [
@@ -196,12 +196,11 @@ def _checks(checks: dict[str, Any]) -> str:
     return section("Checks", "\n".join(parts), "checks")
 
 
-def _groups(records: list[dict[str, Any]], status: str, keys: Iterable[str]) -> list[list[dict[str, Any]]]:
-    """Group the RECORDS of STATUS by KEYS, because thousands of hosts fail in a few ways."""
+def _groups(records: list[dict[str, Any]], keys: Iterable[str]) -> list[list[dict[str, Any]]]:
+    """Group the RECORDS by KEYS, because thousands of hosts fail in a few ways."""
     found: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for record in records:
-        if record["status"] == status:
-            found.setdefault(tuple(record[key] for key in keys), []).append(record)
+        found.setdefault(tuple(record[key] for key in keys), []).append(record)
     return list(found.values())
 
 

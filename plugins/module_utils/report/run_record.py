@@ -6,9 +6,9 @@
 
 `Recorder` does not know Ansible: the callback plugin run_record calls it. Events (common keys `event` and `time`):
 start {playbook, fleet, argv}, task {role, phase, task, action, path, seconds, changed, hosts}, check {host, component, level, check,
-status, expected, found, reason, remedy, seconds}, failure {host, role, task, message, remedy, log}, unreachable {host, message},
-message {host, text}, role {role, phase, seconds, tasks, changed}, end {seconds, ok, interrupted (by a signal, or ""), hosts: {host: {ok,
-changed, failures, unreachable}}}.
+status, expected, found, reason, remedy, seconds, rehearsed (only where it looked at a stand-in)}, rehearsal {instance_types}, failure
+{host, role, task, message, remedy, log}, unreachable {host, message}, message {host, text}, role {role, phase, seconds, tasks, changed},
+end {seconds, ok, interrupted (by a signal, or ""), hosts: {host: {ok, changed, failures, unreachable}}}.
 Only the keys named here are taken from a module's result.
 """
 
@@ -145,9 +145,12 @@ class Recorder:
             task["changed"] += bool(result.get("changed"))
         for part in _parts(result):
             for check in part.get("muster_checks") or []:
-                self._event("check", host=host, **{name: check.get(name, "") for name in CHECK_KEYS})
+                rehearsed = {"rehearsed": check["rehearsed"]} if check.get("rehearsed") else {}
+                self._event("check", host=host, **{name: check.get(name, "") for name in CHECK_KEYS}, **rehearsed)
             if part.get("muster_message"):
                 self._event("message", host=host, text=str(part["muster_message"]))
+            if part.get("muster_rehearses"):
+                self._event("rehearsal", instance_types=part["muster_rehearses"])
             if part.get("muster_run_dir"):
                 self._announce(Path(part["muster_run_dir"]))
         if outcome == "unreachable":

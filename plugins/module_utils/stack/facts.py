@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 
+from ansible_collections.muster.fleet.plugins.module_utils.node import rehearsal
 from ansible_collections.muster.fleet.plugins.module_utils.node.manifest import upstream_version
 
 # Runs as `sh -c` on a host and, behind `docker exec NAME`, in a container: plain sh, and nothing but coreutils, sed and grep.
@@ -153,17 +154,28 @@ def installed(text):
 
 def promised(document):
     """{component: version} that a manifest promises: of its own entry, or of a package that another component's entry recorded."""
-    out = {}
+    return {component: version for component, (version, _entry) in promises(document).items() if version}
+
+
+def rehearsed(document):
+    """{component: stand-ins} among what a manifest promises."""
+    return {component: rehearsal.of_entry(entry) for component, (_version, entry) in promises(document).items()}
+
+
+def promises(document):
+    """{component: (version, the part of the manifest's entry that promises it)}."""
+    out: dict = {}
     entries = document["components"]
     for component, ways in WAYS.items():
         packages = [expression for section, expression in ways if section == "packages"]
         recorded = ["%s %s" % item for name in sorted(entries) for item in sorted(entries[name]["packages"].items())]
         matches = [match for line in recorded for match in (re.search(expression, line) for expression in packages) if match]
         if component in entries:
-            out[component] = entries[component]["version"]
+            out[component] = entries[component]["version"], entries[component]
         elif matches:
-            out[component] = upstream_version(matches[0].group(1))
-    return {component: version for component, version in out.items() if version}
+            name, version = matches[0].string.split()
+            out[component] = upstream_version(matches[0].group(1)), {"packages": {name: version}}
+    return out
 
 
 def same(one, other):
@@ -190,11 +202,17 @@ def drift(found, expected):
 REMEDY = "Run the install phase again, or drain the node and give it the image again; something replaced what the manifest recorded."
 
 
-def checks(found, expected):
-    """One probe for the module `check` for each component that the manifest promises."""
+def checks(found, expected, stand_ins):
+    """One probe for the module `check` for each component that the manifest promises. stand_ins: component -> those that it consists of."""
     wrong = {each["component"]: each["found"] for each in drift(found, expected)}
     return [
-        {"check": "drift_" + component, "value": wrong.get(component, version), "equals": version, "remedy": REMEDY}
+        {
+            "check": "drift_" + component,
+            "value": wrong.get(component, version),
+            "equals": version,
+            "rehearsed": stand_ins.get(component, []),
+            "remedy": REMEDY,
+        }
         for component, version in expected.items()
     ]
 
