@@ -74,6 +74,24 @@ options:
       collective:
         description: The floor holds for this collective. Without it, for all of the output.
         type: str
+  instance_type:
+    description:
+      - The nodes' EC2 instance type. Its published bandwidths in the catalogue become floors, unless O(floors) has one for the collective.
+      - What its NVLink and its network carry becomes the ceiling. A row above the ceiling did not cross the wires, so it fails.
+      - A collective, type or number of nodes without a published bandwidth fails nothing; RV(remarks) says so.
+      - The figures judge a run of all GPUs of each node.
+    type: str
+  nodes:
+    description: The number of nodes. Without it, the number of O(expect_hosts), or of the hosts that the output lists.
+    type: int
+  fail_below:
+    description: The part of a published bandwidth below which a row fails.
+    type: float
+    default: 0.90
+  warn_below:
+    description: The part of a published bandwidth below which RV(remarks) names the row.
+    type: float
+    default: 0.95
 """
 
 EXAMPLES = r"""
@@ -85,6 +103,13 @@ EXAMPLES = r"""
     min_bytes: 1024
     max_bytes: 16777216
   register: result
+
+- name: Hold the bandwidths to what was published for the type
+  muster.fleet.nccl_results:
+    path: /fsx/muster/jobs/all-reduce/output.txt
+    expect_hosts: [compute-1, compute-2]
+    expect_ranks: 16
+    instance_type: p5.48xlarge
 
 - name: Ask for a bandwidth as well, and keep the document of a failed test
   muster.fleet.nccl_results:
@@ -109,6 +134,16 @@ verdict:
   sample: passed
 reasons:
   description: One sentence per finding; empty when passed.
+  type: list
+  elements: str
+  returned: always
+remarks:
+  description: One sentence per finding that fails nothing, such as a row below O(warn_below). Each is a warning of the task, too.
+  type: list
+  elements: str
+  returned: always
+failed_hosts:
+  description: Hosts whose processes reported a failure of CUDA, NCCL or a time limit.
   type: list
   elements: str
   returned: always
@@ -139,6 +174,26 @@ tables:
       description: Rows that could not be read, by line and reason.
       type: list
       elements: dict
+    floors:
+      description:
+        - What the rows were compared with, in the order of sizes. A floor judges the sizes from C(min_size) up to C(below).
+        - Less than C(floor) fails, less than C(warn) is a remark. C(source) says where the figure comes from.
+      type: list
+      elements: dict
+    ceiling:
+      description: The bus bandwidth (GB/s) that the wires can carry, or none.
+      type: float
+    copies:
+      description: How often the output lists rank 0. More than once means that processes ran alone.
+      type: int
+    failed_hosts:
+      description: As above, for the whole output.
+      type: list
+      elements: str
+    remarks:
+      description: The findings on this table that fail nothing.
+      type: list
+      elements: str
     verdict:
       description: V(passed) or V(failed), of this table.
       type: str
@@ -151,6 +206,7 @@ tables:
 from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.muster.fleet.plugins.module_utils.basics import read_text
+from ansible_collections.muster.fleet.plugins.module_utils.hardware.catalogue import CatalogueError
 from ansible_collections.muster.fleet.plugins.module_utils.health.nccl_judge import judge, refused
 from ansible_collections.muster.fleet.plugins.module_utils.health.nccl_results import COLLECTIVES, ResultsError, parse
 
@@ -173,6 +229,10 @@ def main():
             "max_bytes": {"type": "int"},
             "step_factor": {"type": "int"},
             "floors": {"type": "list", "elements": "dict", "default": [], "options": floor},
+            "instance_type": {"type": "str"},
+            "nodes": {"type": "int"},
+            "fail_below": {"type": "float", "default": 0.90},
+            "warn_below": {"type": "float", "default": 0.95},
         },
         required_one_of=[("content", "path")],
         mutually_exclusive=[("content", "path")],
@@ -185,12 +245,17 @@ def main():
             text = read_text(asked["path"])
         except OSError as error:
             module.fail_json(msg="%s cannot be read (%s): name the file with the test's output." % (asked["path"], error.strerror))
-    expect = {key: asked[key] for key in ("collective", "min_bytes", "max_bytes", "step_factor", "floors")}
+    names = ("collective", "min_bytes", "max_bytes", "step_factor", "floors", "instance_type", "nodes", "fail_below", "warn_below")
+    expect = {name: asked[name] for name in names}
     expect.update(hosts=asked["expect_hosts"], ranks=asked["expect_ranks"])
     try:
         document = judge(parse(text, asked["collective"]), expect)
     except ResultsError as error:
-        document = refused(error)
+        document = refused(error, expect)
+    except CatalogueError as error:
+        module.fail_json(msg=str(error))
+    for remark in document["remarks"][:5]:
+        module.warn(remark)
     if document["verdict"] == "failed":
         module.fail_json(msg="; ".join(document["reasons"][:5]), changed=False, **document)
     module.exit_json(changed=False, **document)

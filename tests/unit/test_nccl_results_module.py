@@ -39,3 +39,33 @@ def test_nothing_to_read_is_one_sentence(capsys: pytest.CaptureFixture[str], opt
     result = run(capsys, **options)
     assert result["failed"]
     assert says in result["msg"]
+
+
+def test_a_type_gives_floors_and_ceiling_and_a_slow_row_a_warning(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    warned: list[str] = []
+    monkeypatch.setattr(nccl_results.AnsibleModule, "warn", lambda _module, text: warned.append(text))
+    path = str(FIXTURES / "constructed-2.19.txt")
+    result = run(capsys, path=path, instance_type="p5.48xlarge", expect_hosts=["compute-1", "compute-2"], warn_below=1.01)
+    assert (result["verdict"], result["changed"]) == ("passed", False)
+    assert (result["tables"][0]["ceiling"], result["tables"][0]["floors"][-1]["floor"]) == (750.0, 438.38)
+    assert len(result["remarks"]) == 6 and warned == result["remarks"][:5]
+    result = run(capsys, path=path, instance_type="p5.48xlarge", nodes=2, fail_below=1.01)
+    assert result["failed"] and "is below the floor of" in result["msg"]
+
+
+def test_a_type_that_the_catalogue_lacks_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    result = run(capsys, path=str(FIXTURES / "constructed-2.19.txt"), instance_type="p5.48xlage")
+    assert result["failed"]
+    assert result["msg"].startswith("The catalogue has no instance type p5.48xlage; the nearest are p5.48xlarge")
+
+
+def test_hosts_and_the_failing_host_of_an_output_without_table(capsys: pytest.CaptureFixture[str]) -> None:
+    ranks = "".join(f"#  Rank  {rank} Group  0 Pid 1 on compute-{rank + 1} device  0 [0000:53:00] GPU\n" for rank in (0, 1))
+    failure = "compute-2: Test NCCL failure common.cu:1044 'unhandled system error / '\n"
+    result = run(capsys, content=ranks + failure, expect_hosts=["compute-1", "compute-2", "compute-3"])
+    assert result["failed"] and result["failed_hosts"] == ["compute-2"]
+    assert "compute-2: Test NCCL failure common.cu:1044" in result["reasons"][0]
+    assert "ranks are listed on compute-1, compute-2" in result["reasons"][0]
+    assert result["reasons"][1] == "no rank ran on compute-3"

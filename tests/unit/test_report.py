@@ -369,13 +369,37 @@ def test_busbw_is_drawn_on_logarithmic_axes() -> None:
         "best": best,
         "verdict": "passed",
         "reasons": [],
+        "remarks": [],
+        "floors": [],
+        "ceiling": None,
     }
     page = collectives([entry])
+    assert "Dashed" not in page
     path = re.search(r'class="line c0 " d="M([^"]+)"', page)[1]
     heights = [float(spot.split()[1]) for spot in path.split("L")]
     assert len(heights) == 3
     assert abs((heights[0] - heights[1]) - (heights[1] - heights[2])) < 0.2
     assert "2 (proven)" in page and "Proven: each rank named itself" in page
+
+
+def test_floor_and_ceiling_of_a_collective_are_shown(folder: Path) -> None:
+    job = folder / "jobs" / "collectives" / "nccl.json"
+    document = json.loads(job.read_text())
+    floors = [
+        {"min_size": 1 << 20, "below": 1 << 24, "placement": "out_of_place", "floor": 0.25, "warn": 0.3, "source": "a page"},
+        {"min_size": 1 << 24, "below": None, "placement": "out_of_place", "floor": 0.5, "warn": 0.6, "source": "a page"},
+    ]
+    document["tables"][0].update(floors=floors, ceiling=93.8, remarks=["busbw 0.55 GB/s at 16 MiB is below 0.6 GB/s"])
+    job.write_text(json.dumps(document))
+    report = logic.build(folder)
+    jsonschema.validate(report, SCHEMA)
+    assert (report["collectives"][0]["floors"], report["collectives"][0]["ceiling"]) == (floors, 93.8)
+    page = collectives(report["collectives"])
+    assert page.count('class="line c0 limit"') == 4  # floor and ceiling, for wide and for narrow screens
+    assert report["collectives"][0]["best"]["size"] < 1 << 24
+    assert page.count(">0.25 GB/s</td>") == 1 and page.count(">93.8 GB/s</td>") == 1
+    assert "floor of all_reduce, 1 MiB: 0.25 GB/s" in page and "floor of all_reduce, 512 KiB" not in page
+    assert "is below 0.6 GB/s" in page and "Dashed: the floor" in page
 
 
 def test_hosts_stand_in_the_order_of_a_reader(folder: Path) -> None:

@@ -28,8 +28,9 @@ from ansible_collections.muster.fleet.plugins.module_utils.hardware.catalogue_da
 HUGE_PAGES_MIB = 2 * 5128  # the huge pages that EFA's installer reserves on a node (EKS user guide)
 POD_HUGE_PAGES = "5120Mi"
 GIB = 1 << 30
-MARGIN = 0.85  # a healthy cluster must reach this part of the published bandwidth
+FLOOR_PART = 0.90  # a healthy cluster reaches this part of the published bandwidth
 RING_GBPS = 12  # GB/s of busbw for 100 Gbit/s of network, by NVIDIA's rule of thumb (nccl-tests#119)
+NVLINK_PART = 0.80  # of one direction; published are 0.77 (A100) and 1.07 (H100, whose switches reduce)
 
 
 class CatalogueError(ValueError):
@@ -208,11 +209,10 @@ def batch_resources(name, nodes):
 
 
 def nccl_expectation(name, nodes, collective, size):
-    """{floor, ceiling, source} of the busbw in 1e9 bytes/s, or None when nothing is known for that many nodes and bytes.
+    """{floor, reference, ceiling, published, source} of the busbw in 1e9 bytes/s, or None when nothing is known. Each may be None.
 
-    A published point holds for its size and larger ones, because busbw grows with the size. It holds for its number of nodes; one of
-    four or more nodes also holds for larger numbers. Without a point, four and more nodes are compared with the network's bandwidth,
-    from full_speed_bytes on. Two and three nodes may exceed the bandwidth of a ring, because a tree sends each byte over the network once.
+    reference: a published point, or what NVLink and EFA should give (published is False then). floor: FLOOR_PART of it. ceiling: no
+    collective that crosses the wires is faster.
     """
     have = instance_type(name)
     nodes = count(nodes)
@@ -220,33 +220,92 @@ def nccl_expectation(name, nodes, collective, size):
         size = int(size)
     except (TypeError, ValueError):
         raise CatalogueError("%r is not a message size; give it in bytes." % (size,)) from None
-    if collective != "all_reduce" or have["accelerator"] != "nvidia":
+    if have["accelerator"] != "nvidia":
         return None
-    ranks = nodes * have["gpus"]
-    tree = 2 * (ranks - 1) / ranks
-    inside = have["nvlink"] / 2 * (tree if have["nvswitch"] and have["gpu_arch"] in ("hopper", "blackwell") else 1)
-    ring = RING_GBPS * have["efa_gbps"] / 100 if have["gpudirect_rdma"] else 0
-    ceiling = inside if nodes == 1 else ring if nodes >= 4 else min(tree * ring, inside or tree * ring)
+    ceiling = _ceiling(have, nodes, collective)
+    reference, published, source = _reference(have, nodes, collective, size)
+    if reference is None and ceiling is None:
+        return None
+    return {
+        "floor": None if reference is None else round(FLOOR_PART * reference, 1),
+        "reference": reference,
+        "ceiling": None if ceiling is None else round(ceiling, 1),
+        "published": published,
+        "source": source,
+    }
+
+
+def nccl_sizes(name, nodes, collective):
+    """The sizes from which `nccl_expectation` has another reference, in order."""
+    have = instance_type(name)
+    if have["accelerator"] != "nvidia":
+        return []
+    sizes = {have["full_speed_bytes"], *(point["bytes"] for point in have["busbw"])}
+    references = [(size, _reference(have, count(nodes), collective, size)) for size in sorted(sizes)]
+    found = [references[index] for index in range(len(references)) if not index or references[index][1] != references[index - 1][1]]
+    return [size for size, (reference, _published, _source) in found if reference is not None]
+
+
+def _domains(have, nodes):
+    """The nodes of each NVLink domain, as [number, ...]: as few domains as possible. EFA carries only what leaves a domain."""
+    span = max(1, have["nvlink_domain"] // have["gpus"])
+    return [span] * (nodes // span) + ([nodes % span] if nodes % span else [])
+
+
+def _reference(have, nodes, collective, size):
+    """(reference, published, source); the reference is None where nothing is known.
+
+    A published point holds for its size and larger ones, because busbw grows with the size. It holds for its number of nodes; one of
+    four or more nodes also holds for larger numbers. Without a point, all_reduce is compared with the slower of NVLink and EFA, from
+    full_speed_bytes on. Where EFA is slower, two and three domains may exceed the bandwidth of a ring, because a tree sends each byte
+    over the network once: they have no reference.
+    """
     points = [
         point
         for point in have["busbw"]
         if point["collective"] == collective and point["bytes"] <= size and (point["nodes"] == nodes or 4 <= point["nodes"] <= nodes)
     ]
     if points:
-        # The largest published size, and the lower of two figures for it.
-        point = min(points, key=lambda point: (-point["bytes"], point["gbps"]))
-        floor = MARGIN * point["gbps"]
-        source = "%d%% of %s GB/s at %d MiB on %d node(s): %s, %s" % (
-            100 * MARGIN,
-            point["gbps"],
-            point["bytes"] >> 20,
-            point["nodes"],
-            point["source"],
-            point["date"],
-        )
-    elif nodes >= 4 and ring and size >= have["full_speed_bytes"]:
-        floor = MARGIN * ring
-        source = "derived: %d%% of %d GB/s for each 100 Gbit/s of EFA" % (100 * MARGIN, RING_GBPS)
-    else:
-        return None
-    return {"floor": round(floor, 1), "ceiling": round(ceiling, 1), "source": source}
+        # The nearest number of nodes, the largest published size, and the lower of two figures for it.
+        point = min(points, key=lambda point: (-point["nodes"], -point["bytes"], point["gbps"]))
+        facts = (point["gbps"], point["bytes"] >> 20, point["nodes"], point["source"], point["date"])
+        return point["gbps"], True, "%s GB/s at %d MiB on %d node(s): %s, %s" % facts
+    if collective == "all_reduce" and size >= have["full_speed_bytes"] and nodes * have["gpus"] > 1:
+        domains = _domains(have, nodes)
+        inside = NVLINK_PART * have["nvlink"] / 2
+        ring = domains[-1] * RING_GBPS * have["efa_gbps"] / 100 if have["gpudirect_rdma"] else 0
+        if inside and (len(domains) == 1 or ring > inside):
+            return inside, False, "derived: %d%% of NVLink's %g GB/s in one direction" % (100 * NVLINK_PART, have["nvlink"] / 2)
+        if len(domains) >= 4 and ring:
+            return ring, False, "derived: %d GB/s for each 100 Gbit/s of EFA" % RING_GBPS
+    return None, False, ""
+
+
+def _ceiling(have, nodes, collective):
+    """The busbw above which the collective would have sent more than the wires carry; None where no wire is known.
+
+    A collective of S bytes on n ranks sends at least so much from domain to domain, all together: all_reduce 2 (d-1) S, all_gather and
+    reduce_scatter (d-1) S, where d is the number of domains; alltoall S for each rank, less the part that stays in its domain. A
+    broadcast or reduce passes S through one domain's wires, and a sendrecv through those of one node.
+    """
+    domains = _domains(have, nodes)
+    ranks = nodes * have["gpus"]
+    link = have["nvlink"] / 2
+    # Switches from Hopper on reduce by themselves, so each byte of an all_reduce passes a link once.
+    reducing = have["nvlink_domain"] > 1 and have["gpu_arch"] in ("hopper", "blackwell")
+    inside = link * (2 * (ranks - 1) / ranks if collective == "all_reduce" and reducing else 1) if ranks > 1 else 0
+    if len(domains) == 1:
+        return inside or None
+    wire = have["wire_gbps"] / 8
+    most = nodes * wire * (ranks - 1) / ranks  # busbw is this part of algbw, twice for all_reduce
+    leaving = sum(part * (nodes - part) for part in domains) / nodes * have["gpus"]
+    outside = {
+        "all_reduce": most / (len(domains) - 1),
+        "all_gather": most / (len(domains) - 1),
+        "reduce_scatter": most / (len(domains) - 1),
+        "alltoall": most / leaving,
+        "broadcast": domains[0] * wire,
+        "reduce": domains[0] * wire,
+        "sendrecv": wire,
+    }.get(collective)
+    return min(outside, inside) if outside and inside and collective == "all_reduce" else outside

@@ -4,8 +4,10 @@
 
 """Judge the tables of nccl-tests: `judge(tables, expect)` gives the document `muster.nccl_results/1`:
 
-    {"schema", "verdict": "passed"|"failed", "reasons": [str], "tables": [table]}
-    table: that of nccl_results.py + "verdict", "reasons"
+    {"schema", "verdict": "passed"|"failed", "reasons": [str], "remarks": [str], "failed_hosts": [str], "tables": [table]}
+    table: that of nccl_results.py + "verdict", "reasons", "remarks", "floors", "ceiling" (nccl_bounds.py)
+
+A reason fails the run, a remark does not. failed_hosts: those whose processes reported a failure.
 
 The average line of a table is not judged: it is the mean over all rows, so it changes with the smallest size of the sweep.
 """
@@ -14,6 +16,7 @@ from __future__ import annotations
 
 from typing import Any, Optional
 
+from ansible_collections.muster.fleet.plugins.module_utils.health.nccl_bounds import ASKED, bounds
 from ansible_collections.muster.fleet.plugins.module_utils.health.nccl_results import ONCE, TWICE, ResultsError, human_size
 
 SCHEMA = "muster.nccl_results/1"
@@ -24,21 +27,46 @@ _ROUNDED = (*ONCE, "alltoallv", "hypercube")
 def judge(tables: list[dict[str, Any]], expect: Optional[dict[str, Any]] = None) -> dict[str, Any]:
     """Return the document with a verdict on each of TABLES.
 
-    EXPECT (all optional): collective, hosts [names], ranks, min_bytes, max_bytes, step_factor,
-    floors [{min_size, busbw (GB/s), placement?, collective?}].
+    EXPECT (all optional): collective, hosts [names], ranks, min_bytes, max_bytes, step_factor, and what nccl_bounds.py reads:
+    floors [{min_size, busbw (GB/s), placement?, collective?}], instance_type, nodes, fail_below, warn_below.
     """
     expect = expect or {}
     judged = []
     for table in tables:
-        reasons = [reason for check in _CHECKS for reason in check(table, expect)]
-        judged.append({**table, "verdict": "failed" if reasons else "passed", "reasons": reasons})
-    reasons = ["%s: %s" % (table["collective"] or "collective unknown", reason) for table in judged for reason in table["reasons"]]
-    return {"schema": SCHEMA, "verdict": "failed" if reasons else "passed", "reasons": reasons, "tables": judged}
+        bound = bounds(table, expect)
+        bounded = {**table, "floors": bound["floors"], "ceiling": bound["ceiling"]}
+        reasons = [reason for check in _CHECKS for reason in check(bounded, expect)]
+        remarks = bound["remarks"] + _nearly_slow(bounded)
+        judged.append({**bounded, "verdict": "failed" if reasons else "passed", "reasons": reasons, "remarks": remarks})
+    reasons = _singletons(tables) + _named(judged, "reasons")
+    return {
+        "schema": SCHEMA,
+        "verdict": "failed" if reasons else "passed",
+        "reasons": reasons,
+        "remarks": _named(judged, "remarks"),
+        "failed_hosts": list(dict.fromkeys(host for table in tables for host in table["failed_hosts"])),
+        "tables": judged,
+    }
 
 
-def refused(error: ResultsError) -> dict[str, Any]:
+def _named(tables: list[dict[str, Any]], key: str) -> list[str]:
+    """Return the sentences of all TABLES, each once, with the collective before it."""
+    return list(dict.fromkeys("%s: %s" % (table["collective"] or "collective unknown", text) for table in tables for text in table[key]))
+
+
+def refused(error: ResultsError, expect: Optional[dict[str, Any]] = None) -> dict[str, Any]:
     """Return the document of an output that has no table."""
-    return {"schema": SCHEMA, "verdict": "failed", "reasons": [str(error)], "tables": []}
+    reasons = [str(error)]
+    if error.hosts:
+        reasons += _hosts({"hosts": error.hosts}, expect or {})
+    return {
+        "schema": SCHEMA,
+        "verdict": "failed",
+        "reasons": reasons,
+        "remarks": [],
+        "failed_hosts": error.failed_hosts,
+        "tables": [],
+    }
 
 
 def _whole(table: dict[str, Any], expect: dict[str, Any]) -> list[str]:
@@ -56,22 +84,45 @@ def _whole(table: dict[str, Any], expect: dict[str, Any]) -> list[str]:
     return reasons
 
 
+def _crossed(table: dict[str, Any], _expect: dict[str, Any]) -> list[str]:
+    if (table["ranks"] or table["ranks_proven"]) == 1:
+        return ["one rank: nothing crossed a wire"]
+    return []
+
+
+def _singletons(tables: list[dict[str, Any]]) -> list[str]:
+    """Return a reason for processes that each ran a test of their own: as many tables as processes, or rank 0 listed for each."""
+    alone: dict[Any, int] = {}
+    for table in tables:
+        if (table["ranks"] or table["ranks_proven"]) == 1:
+            alone[table["collective"]] = alone.get(table["collective"], 0) + table["copies"]
+    most = max(alone.values(), default=0)
+    if most < 2:
+        return []
+    remedy = "MPI was not used: build nccl-tests with MPI=1, and start it by a launcher that its MPI knows, such as srun --mpi=pmix"
+    return ["%d processes ran alone, each as the only rank of its own test. %s" % (most, remedy)]
+
+
 def _correct(table: dict[str, Any], _expect: dict[str, Any]) -> list[str]:
     reasons = []
     for row in table["rows"]:
-        if row["wrong"]:
+        if row["wrong"] and not _unchecked(table, row["placement"]):
             reasons.append("%d wrong values at %s %s" % (row["wrong"], human_size(row["size"]), row["placement"].replace("_", "-")))
     if table["out_of_bounds"] and not reasons:
         reasons.append("%d values are out of bounds" % table["out_of_bounds"])
     sides = {side: [row for row in table["rows"] if row["placement"] == side] for side in ("out_of_place", "in_place")}
     for side, rows in sides.items():
-        # Old versions print an `error` per row, and only the concluding line says whether it is within bounds. Older
-        # versions of alltoall_perf do not check their in-place half.
+        # Old versions print an `error` per row, and only the concluding line says whether it is within bounds.
         old = any(row.get("error") is not None for row in rows) and table["out_of_bounds"] is not None
-        excused = side == "in_place" and table["collective"] == "alltoall" and all(r["wrong"] is not None for r in sides["out_of_place"])
+        excused = _unchecked(table, side) and all(row["wrong"] is not None for row in sides["out_of_place"])
         if not old and not excused and any(row["wrong"] is None for row in rows):
             reasons.append("the %s results were not checked (#wrong is N/A): run the test with -c 1" % side.replace("_", "-"))
     return reasons
+
+
+def _unchecked(table: dict[str, Any], side: str) -> bool:
+    """Return whether nccl-tests itself does not check SIDE. 2.13.0 prints a number there that it does not count, later versions N/A."""
+    return side == "in_place" and table["collective"] in ("alltoall", "alltoallv", "sendrecv") and not table["out_of_bounds"]
 
 
 def requested_sizes(requested: dict[str, Any]) -> list[int]:
@@ -153,25 +204,53 @@ def _hosts(table: dict[str, Any], expect: dict[str, Any]) -> list[str]:
     return ["no rank ran on %s" % ", ".join(missing)] if missing else []
 
 
-def _fast(table: dict[str, Any], expect: dict[str, Any]) -> list[str]:
+def _judged_by(table: dict[str, Any], floor: dict[str, Any]) -> list[dict[str, Any]]:
+    sides = [floor["placement"]] if floor["placement"] else ["out_of_place", "in_place"]
+    return [
+        row
+        for row in table["rows"]
+        if row["placement"] in sides and floor["min_size"] <= row["size"] and (floor["below"] is None or row["size"] < floor["below"])
+    ]
+
+
+def _measured(row: dict[str, Any]) -> str:
+    return "busbw %g GB/s at %s %s" % (row["busbw"], human_size(row["size"]), row["placement"].replace("_", "-"))
+
+
+def _fast(table: dict[str, Any], _expect: dict[str, Any]) -> list[str]:
+    floors = [floor for floor in table["floors"] if floor["floor"] is not None]
+    if (floors or table["ceiling"]) and table["cpu_time"]:
+        return ["the times are the CPU's (-C), which no floor can judge: run the test without -C"]
     reasons = []
-    for floor in expect.get("floors") or []:
-        if floor.get("collective") not in (None, table["collective"]):
-            continue
-        sides = [floor["placement"]] if floor.get("placement") else ["out_of_place", "in_place"]
-        rows = [row for row in table["rows"] if row["size"] >= floor["min_size"] and row["placement"] in sides]
-        if not rows:
-            reasons.append("not measured: %s and above, where the floor is %g GB/s" % (human_size(floor["min_size"]), floor["busbw"]))
-        elif table["cpu_time"]:
-            reasons.append("the times are the CPU's (-C), which no floor can judge: run the test without -C")
-        for row in rows:
-            if row["busbw"] < floor["busbw"]:
-                where = "%s %s" % (human_size(row["size"]), row["placement"].replace("_", "-"))
-                reasons.append("busbw %g GB/s at %s is below the floor of %g GB/s" % (row["busbw"], where, floor["busbw"]))
+    unmet = [floor for floor in floors if not _judged_by(table, floor)]
+    asked = [floor for floor in unmet if floor["source"] == ASKED]
+    # Of the catalogue's floors, which stand for one size after the other, a sweep need meet only one.
+    for floor in asked or (unmet[:1] if unmet == floors else []):
+        reasons.append("not measured: %s and above, where the floor is %g GB/s" % (human_size(floor["min_size"]), floor["floor"]))
+    for floor in floors:
+        for row in _judged_by(table, floor):
+            if row["busbw"] < floor["floor"]:
+                source = "" if floor["source"] == ASKED else " (%s)" % floor["source"]
+                reasons.append("%s is below the floor of %g GB/s%s" % (_measured(row), floor["floor"], source))
+    for row in table["rows"]:
+        if table["ceiling"] and row["busbw"] > table["ceiling"]:
+            text = "%s is above the ceiling of %g GB/s: the wires carry less, so the data did not cross them"
+            reasons.append(text % (_measured(row), table["ceiling"]))
     return reasons
 
 
-_CHECKS = (_whole, _correct, _complete, _ranks, _hosts, _fast)
+def _nearly_slow(table: dict[str, Any]) -> list[str]:
+    """Return a remark for each row that no floor fails but that is slower than its reference."""
+    return [
+        "%s is below %g GB/s (%s)" % (_measured(row), floor["warn"], floor["source"])
+        for floor in table["floors"]
+        if floor["warn"] is not None and not table["cpu_time"]
+        for row in _judged_by(table, floor)
+        if (floor["floor"] or 0) <= row["busbw"] < floor["warn"]
+    ]
+
+
+_CHECKS = (_whole, _crossed, _correct, _complete, _ranks, _hosts, _fast)
 
 
 def _count(number: int, noun: str) -> str:

@@ -34,18 +34,22 @@ def collectives(entries: list[dict[str, Any]]) -> str:
         notes = ["%s, %s: %.2f GB/s, %s µs" % (label, human_size(row["size"]), row["busbw"], short(row["time_us"])) for row in rows]
         series.append(Series(label, [(row["size"], row["busbw"]) for row in rows], index, notes))
     drawn = [one for one in series if one.points]
+    limits = [limit for one, entry in zip(series, entries) if one.points for limit in _limits(one, entry)]
     parts = []
     if drawn:
         legend = "".join("<li>%s%s</li>" % (swatch(one.colour), text(one.label)) for one in drawn)
-        plot = Plot("Bus bandwidth against message size", drawn, y_title="busbw, GB/s", x_title="message size", log2=True, log10=True)
+        lines = limits + drawn
+        plot = Plot("Bus bandwidth against message size", lines, y_title="busbw, GB/s", x_title="message size", log2=True, log10=True)
         parts.append('<figure><ul class="legend">%s</ul>%s' % (legend, plot.both("busbw", 1080, 340)))
-        parts.append(
-            "<figcaption>Bus bandwidth, out-of-place, on logarithmic scales. The in-place half is in report.json.</figcaption></figure>"
-        )
+        dashed = " Dashed: the floor that a collective must reach, and the ceiling that its wires carry." if limits else ""
+        caption = "Bus bandwidth, out-of-place, on logarithmic scales.%s The in-place half is in report.json." % dashed
+        parts.append("<figcaption>%s</figcaption></figure>" % caption)
     columns = [
         ("Collective", ""),
         ("Ranks", "number"),
         ("Best busbw", "number"),
+        ("Floor", "number"),
+        ("Ceiling", "number"),
         ("Verdict", ""),
     ]
     rows = []
@@ -57,7 +61,9 @@ def collectives(entries: list[dict[str, Any]]) -> str:
                 text(label),
                 text("%s%s" % (entry["ranks"] or proven or "?", " (proven)" if proven else "")),
                 text("%.2f GB/s at %s" % (best["busbw"], human_size(best["size"])) if best else "none"),
-                tag(entry["verdict"], entry["verdict"]) + "".join("<br>%s" % text(reason) for reason in entry["reasons"]),
+                text(_gbps(_floor(entry, best["size"]) if best else None)),
+                text(_gbps(entry["ceiling"])),
+                tag(entry["verdict"], entry["verdict"]) + "".join("<br>%s" % text(said) for said in entry["reasons"] + entry["remarks"]),
             ]
         )
     parts.append(table(columns, rows, "stack"))
@@ -70,6 +76,34 @@ def collectives(entries: list[dict[str, Any]]) -> str:
         body = table([("Size", ""), *((one.label, "number") for one in drawn)], cells)
         parts.append("<details><summary>busbw in GB/s as a table</summary>%s</details>" % body)
     return section("Collectives", "\n".join(parts), "collectives")
+
+
+def _floor(entry: dict[str, Any], size: int) -> Any:
+    """Return the highest floor for out-of-place rows of SIZE, or None."""
+    floors = [
+        floor["floor"]
+        for floor in entry["floors"]
+        if floor["floor"] is not None and floor["placement"] != "in_place"
+        if floor["min_size"] <= size and (floor["below"] is None or size < floor["below"])
+    ]
+    return max(floors, default=None)
+
+
+def _gbps(value: Any) -> str:
+    return "none" if value is None else "%g GB/s" % value
+
+
+def _limits(one: Series, entry: dict[str, Any]) -> list[Series]:
+    """Return the lines of floor and ceiling in the colour of the collective that they bound."""
+    floors = [(size, _floor(entry, int(size))) for size, _busbw in one.points]
+    low = [(size, floor) for size, floor in floors if floor]
+    high = [(size, entry["ceiling"]) for size, _busbw in one.points if entry["ceiling"]]
+    found = []
+    for name, points in (("floor", low), ("ceiling", high)):
+        notes = ["%s of %s, %s: %g GB/s" % (name, one.label, human_size(int(size)), value) for size, value in points]
+        if points:
+            found.append(Series("%s of %s" % (name, one.label), points, one.colour, notes, "limit"))
+    return found
 
 
 def training(entries: list[dict[str, Any]]) -> str:

@@ -172,6 +172,8 @@ def _collectives(folder: Path, job: str, notes: list[str]) -> list[dict[str, Any
     for table in document.get("tables") or []:
         rows = [{key: row[key] for key in ("size", "placement", "time_us", "algbw", "busbw", "wrong")} for row in table["rows"]]
         kept = {key: table[key] for key in ("program", "collective", "ranks", "ranks_proven", "hosts", "verdict", "reasons")}
+        # Documents of earlier releases lack these.
+        kept.update(floors=table.get("floors") or [], ceiling=table.get("ceiling"), remarks=table.get("remarks") or [])
         # Prefer the out-of-place rows, which the plot shows.
         best = max(rows, key=lambda row: (row["placement"] == "out_of_place", row["busbw"]), default=None)
         found.append({"job": job, **kept, "collective": table["collective"] or table["program"] or "unknown", "best": best, "rows": rows})
@@ -182,6 +184,9 @@ def _collectives(folder: Path, job: str, notes: list[str]) -> list[dict[str, Any
             "ranks": None,
             "ranks_proven": None,
             "hosts": [],
+            "floors": [],
+            "ceiling": None,
+            "remarks": [],
             "best": None,
             "rows": [],
         }

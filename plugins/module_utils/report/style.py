@@ -71,6 +71,7 @@ svg .mark { stroke: var(--warn); stroke-dasharray: 2 3; }
 svg .marktext { fill: var(--warn); }
 svg .tick { stroke: var(--soft); stroke-width: 2; }
 svg .line { fill: none; stroke-width: 2; stroke-linejoin: round; }
+svg .limit { opacity: .6; stroke-dasharray: 5 3; }
 svg .past { opacity: .45; stroke-dasharray: 4 3; }
 .c0 { --c: var(--c0); }
 .c1 { --c: var(--c1); }
