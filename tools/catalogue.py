@@ -168,6 +168,7 @@ def one(name: str, row: dict[str, Any], kept: dict[str, Any]) -> dict[str, Any]:
         "rdma": hand["rdma"] if attach else "",
         "gpudirect_rdma": bool(attach) and hand["gpudirect_rdma"],
         "efa_attach": [[first, last] for first, last in runs(attach)],
+        "efa_also": hand.get("efa_also", []),
         "efa_gbps": hand.get("efa_gbps", plain(sum(speed[card] for card in attach))),
         "wire_gbps": row["wire_gbps"],
         "cards": row["cards"] if row["efa_interfaces"] else [[*card[:3], False, card[4]] for card in row["cards"]],

@@ -41,7 +41,7 @@ def stack_faults(names):
 
 def stack_overrides(stack, overrides, types, *, groups, system, arch):
     """{rule: reason} of the overrides that are in force on a node with this stack."""
-    host = stack_hosts.Host("", tuple(groups), "", stack, system, arch, overrides)
+    host = stack_hosts.Host("", tuple(groups), "", stack, system, arch, overrides=overrides)
     try:
         return stack_hosts.overridden(host, types)
     except catalogue.CatalogueError as error:

@@ -31,6 +31,7 @@ class Host(NamedTuple):
     stack: Any = None
     system: str = ""
     arch: str = ""
+    kernel: str = ""
     overrides: Mapping[str, str] = {}
 
 
@@ -61,6 +62,7 @@ def host_of(name: str, groups: Iterable[str], variables: Mapping[str, Any], fact
         stack_of(variables, system),
         system,
         "arm64" if arch == "aarch64" else arch,
+        facts.get("kernel", ""),
         variables.get("muster_rule_overrides") or {},
     )
 
@@ -142,7 +144,7 @@ def _case(host: Host, stack: dict[str, Any], kind: dict[str, Any], inputs: dict[
     env = inputs.get("env")
     if env is not None:
         env = {**{each["name"]: each["value"] for each in nccl_env(kind, stack)}, **env}
-    return Case(stack, kind, system=host.system, **{**inputs, "env": env})
+    return Case(stack, kind, system=host.system, **{"node": {"kernel": host.kernel}, **inputs, "env": env})
 
 
 def overridden(host: Host, types: Iterable[str] = ()) -> dict[str, str]:

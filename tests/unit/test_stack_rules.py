@@ -65,6 +65,7 @@ def env(kind: str = "p5.48xlarge", nodes: int = 2, changes: dict | None = None, 
 
 
 ONE_CARD = [{"card": 0, "device": 0, "type": "interface"}]
+P5E_HALF = catalogue.instance_type("p5e.48xlarge")["interfaces"][:17]
 NGC = {"container": True, "files": ["/opt/nvidia/nvidia_entrypoint.sh"]}
 GIN = {"aws_ofi_nccl": "1.22.0", "nccl": "2.31.2", "gdrcopy": "2.6", "libfabric": "2.7.0amzn2.0"}
 DCGM = {"version": "4.7.0", "sources": [{"repository": "https://example.org", "packages": ["datacenter-gpu-manager-4-cuda12"]}]}
@@ -72,6 +73,8 @@ OLD_MANAGER = {
     "version": "570.172.08",
     "sources": [{"repository": "x", "systems": ["rhel9"], "packages": ["nvidia-fabricmanager-570.172.08"]}],
 }
+
+UBUNTU_MANAGER = [{"repository": "x", "packages": ["nvidia-fabricmanager-570"]}]
 
 # Rule: what it lets pass, and what it does not.
 EXAMPLES: dict[str, tuple[Case, Case]] = {
@@ -84,6 +87,7 @@ EXAMPLES: dict[str, tuple[Case, Case]] = {
     "b300-driver": (case("p6-b300.48xlarge", **driver("580.65.06")), case("p6-b300.48xlarge", **driver("575.57.08"))),
     "g7-driver": (case("g7.8xlarge"), case("g7.8xlarge", **driver("590.48.01"))),
     "hopper-driver": (case(**driver("525.60.13")), case(**driver("520.61.05"))),
+    "h200-driver": (case("p5e.48xlarge", **driver("550.54.15")), case("p5e.48xlarge", **driver("525.125.06"))),
     "volta-last": (case("p3dn.24xlarge", **driver("580.178.04", "by_gpu")), case("p3dn.24xlarge", **driver("590.48.01", "by_gpu"))),
     "driver-595-left": (case("p3dn.24xlarge", **driver("580.178.04")), case("p3dn.24xlarge")),
     "gsp-turing-a10": (
@@ -95,7 +99,7 @@ EXAMPLES: dict[str, tuple[Case, Case]] = {
     "nvlsm": (case("p6-b300.48xlarge"), case("p6-b300.48xlarge", nvlsm=None)),
     "imex": (case("p6e-gb200.36xlarge"), case("p6e-gb200.36xlarge", imex="595.91.07")),
     "driver-eol": (case(), case(**driver("575.57.08"))),
-    "fm-pkg-name": (case(), case(**driver("570.172.08"), fabricmanager=OLD_MANAGER)),
+    "fm-pkg-name": (case(), case(system="rhel9", **driver("570.172.08"), fabricmanager=OLD_MANAGER)),
     "gb200-cdmm": (case("p6e-gb200.36xlarge"), case("p6e-gb200.36xlarge", **driver("575.57.08"))),
     "stack-arch": (case("g5g.xlarge"), case("g5g.xlarge", architectures=["x86_64"])),
     "cuda13": (case(**driver("580.65.06")), case(**driver("580.65.05"))),
@@ -108,6 +112,8 @@ EXAMPLES: dict[str, tuple[Case, Case]] = {
     "efa-missing": (case(), case(efa=None)),
     "efa-580": (case(efa="1.43.3"), case(efa="1.43.2")),
     "efa-p5en": (case("p5en.48xlarge", efa="1.35.0"), case("p5en.48xlarge", efa="1.34.0")),
+    "efa-b200": (case("p6-b200.48xlarge", efa="1.42.0"), case("p6-b200.48xlarge", efa="1.41.0")),
+    "efa-g7e": (case("g7e.8xlarge", efa="1.45.0"), case("g7e.8xlarge", efa="1.44.0")),
     "efa-al2": (case(system="amzn2", efa="1.49.0"), case(system="amzn2", efa="1.50.0")),
     "efa-u2004": (case(system="ubuntu20.04", efa="1.42.0"), case(system="ubuntu20.04", efa="1.43.0")),
     "efa-deb11": (case(system="debian11", efa="1.50.0"), case(system="debian11", efa="1.51.0")),
@@ -119,6 +125,11 @@ EXAMPLES: dict[str, tuple[Case, Case]] = {
     "efa-plugin-arm": (case("p6e-gb200.36xlarge", efa="1.40.0"), case("p6e-gb200.36xlarge", efa="1.39.0")),
     "efa-1.47-hang": (case(efa="1.47.0", aws_ofi_nccl="1.20.0"), case(efa="1.47.0", aws_ofi_nccl="1.18.0")),
     "efa-rdma-core": (case(), case(rdma_core={"sources": [{"distro": ["rdma-core"]}]})),
+    "efa-bundle": (case(), case(libfabric="2.4.0amzn5.0")),
+    "plugin-missing": (case(), case(aws_ofi_nccl=None)),
+    "plugin-old": (case(nccl="2.28.3", aws_ofi_nccl="1.9.0"), case(nccl="2.28.3", aws_ofi_nccl="1.7.4")),
+    "nccl-blackwell": (case("p6-b200.48xlarge", nccl="2.25.1"), case("p6-b200.48xlarge", nccl="2.18.5")),
+    "nccl-cuda13": (case(nccl="2.27.7"), case(nccl="2.20.5")),
     "plugin-nccl": (case(nccl="2.17.1"), case(nccl="2.16.5")),
     "plugin-libfabric": (case(libfabric="1.22.0amzn4.0"), case(libfabric="1.22.0amzn3.0")),
     "p5-plugin": (case(aws_ofi_nccl="1.7.3", nccl="2.18.5", efa="1.29.0"), case(aws_ofi_nccl="1.7.2")),
@@ -136,11 +147,20 @@ EXAMPLES: dict[str, tuple[Case, Case]] = {
     ),
     "nccl219-efa": (case(efa="1.29.0"), case(efa="1.28.0")),
     "gdrcopy-cuda13": (case(gdrcopy="2.5.1"), case(gdrcopy="2.5")),
+    "gdrcopy-k63": (case(gdrcopy="2.4"), case(gdrcopy="2.3.1")),
+    "toolkit-cve": (case(nvidia_container_toolkit="1.17.8"), case(nvidia_container_toolkit="1.17.7")),
+    "dcgm-cuda13": (case(dcgm="4.0"), case(dcgm="3.3.9")),
     "dcgm-cuda": (case(), case(dcgm=DCGM)),
     "neuron": (case("trn1.32xlarge"), case("trn1.32xlarge", neuron=None)),
+    "neuron-trn2": (case("trn2.48xlarge", neuron="2.21.0"), case("trn2.48xlarge", neuron="2.10.0")),
     "source-unverified": (case(enroot=None, lustre_client=None), case()),
     "efa-sg": (launch(), launch(security_group={"from_self": True, "to_self": False})),
-    "efa-az": (launch(placement_group=None, market="capacity-block"), launch(placement_group=None)),
+    "efa-az": (launch(), launch(subnets=["subnet-1", "subnet-2"])),
+    "efa-placement": (launch(), launch(placement_group=None)),
+    "ami-arch": (launch(), launch(ami={"arch": "arm64"})),
+    "launch-threads": (launch(threads_per_core=2), launch(threads_per_core=1)),
+    "nic-type": (launch(), launch(interfaces=[*ONE_CARD, {"card": 0, "device": 1, "type": "efa_only"}])),
+    "nic-count": (launch("p5e.48xlarge"), launch("p5e.48xlarge", interfaces=P5E_HALF)),
     "boot-mode": (launch("p4d.24xlarge"), launch("p4d.24xlarge", ami={"boot_mode": "uefi"})),
     "arm-ami": (
         launch("p6e-gb200.36xlarge", ami={"arch": "arm64", "system": "rocky9"}),
@@ -175,6 +195,8 @@ EXAMPLES: dict[str, tuple[Case, Case]] = {
     "efa-ngc": (node(**NGC, efa_flags=["--disable-ngc", "--disable-build-ngc"]), node(**NGC, efa_flags=["--yes"])),
     "efa-memlock": (node(memlock_gib=0), node(memlock_gib=8)),
     "efa-count": (node(efa_devices=32), node(efa_devices=31)),
+    "efa-hugepages": (node(huge_pages_2m=5128), node(huge_pages_2m=0)),
+    "node-threads": (node(threads_per_core=2), node(threads_per_core=1)),
     "gdrcopy-k615": (node(kernel="6.18.2"), node(kernel="6.18.2", changes={"gdrcopy": "2.5.1"})),
     "lustre-kernel": (
         node(kernel="6.8.0-1021-aws", lustre_kernels=["6.8.0-1021-aws"], held=["kernel"]),
@@ -195,7 +217,9 @@ EXAMPLES: dict[str, tuple[Case, Case]] = {
     ),
     "slurm-jwks": (node(jwks_keys=2, slurm={"slurmd": "24.05.1"}), node(jwks_keys=2, slurm={"slurmd": "23.11.11"})),
     "algo-segv": (env(NCCL_ALGO="Ring"), env(NCCL_ALGO="Ring", changes={"aws_ofi_nccl": "1.19.2"})),
-    "no-silent-tcp": (env(NCCL_NET="Libfabric"), env(NCCL_DEBUG="INFO")),
+    "no-silent-tcp": (env(NCCL_NET="Libfabric"), env(NCCL_NET="Socket")),
+    "socket-ifname": (env(NCCL_SOCKET_IFNAME="ens5"), env(NCCL_SOCKET_IFNAME="eth0")),
+    "p2p-disabled": (env(NCCL_P2P_DISABLE="0"), env(NCCL_P2P_DISABLE="1")),
     "net-name-old": (
         env(NCCL_NET="AWS Libfabric", changes={"aws_ofi_nccl": "1.11.0"}),
         env(NCCL_NET="Libfabric", changes={"aws_ofi_nccl": "1.11.0"}),
@@ -261,6 +285,70 @@ def test_where_interfaces_may_not_be(rule: str, kind: str, interfaces: list[tupl
 def test_the_catalogue_s_own_interfaces_are_let_pass(kind: str) -> None:
     answers = [each for each in judge(launch(kind), ("launch",)) if each["rule"].startswith("nic-") and each["rule"] != "nic-publicip"]
     assert [each["rule"] for each in answers if each["verdict"] == "refused"] == []
+
+
+# The broken stacks of which nobody should find out on a capacity block.
+@pytest.mark.parametrize(
+    ("rule", "of", "says"),
+    [
+        ("nic-count", launch(interfaces=ONE_CARD), "the launch must have 32 EFA interfaces and has 0"),
+        ("nic-count", launch("p5e.48xlarge", interfaces=P5E_HALF), "must have 32 EFA interfaces and has 16"),
+        ("nic-type", launch(interfaces=[{"card": 0, "device": 1, "type": "efa_only"}]), "unknown type efa_only; did you mean efa-only"),
+        ("nccl-blackwell", case("p6-b300.48xlarge", nccl="2.24.3"), "nccl must be 2.25.1 or later and is 2.24.3"),
+        ("ami-arch", launch("g5g.xlarge", ami={"arch": "x86_64"}), "the image must be for arm64"),
+        ("efa-bundle", case(efa="1.49.0"), "driver of efa must be 3.1.0 with EFA installer 1.49.0, and is 3.3.1"),
+        ("efa-bundle", case(rdma_core="57.0"), "rdma_core must be 65.0 with EFA installer 1.51.0, and is 57.0"),
+        ("fm-pkg-name", case(**driver("580.178.04")), "the package of fabricmanager must be nvidia-fabricmanager-580 on ubuntu24.04"),
+        ("efa-count", node("p6e-gb200.36xlarge", efa_devices=5), "there must be 4 or 8 or 16 EFA devices and are 5"),
+        ("socket-ifname", env(NCCL_SOCKET_IFNAME="=ens5,eth1"), "and names eth1"),
+        ("gdrcopy-k63", case(system="debian12", gdrcopy="2.3.1", node={"kernel": "6.8.0-1021-aws"}), "gdrcopy must be 2.4 or later"),
+    ],
+)
+def test_what_a_broken_case_is_told(rule: str, of: Case, says: str) -> None:
+    answer = told(rule, of)
+    assert answer["verdict"] == "refused"
+    assert says in answer["says"]
+
+
+@pytest.mark.parametrize(
+    ("rule", "of"),
+    [
+        ("fm-pkg-name", case(system="ubuntu24.04", **driver("570.172.08"), fabricmanager={**OLD_MANAGER, "sources": UBUNTU_MANAGER})),
+        ("fm-pkg-name", case(system="debian13", **driver("580.178.04"))),
+        ("efa-count", node("p6e-gb200.36xlarge", efa_devices=16)),
+        ("nic-count", launch("g5.48xlarge", interfaces=ONE_CARD)),
+        ("no-silent-tcp", env(NCCL_DEBUG="INFO")),
+        ("efa-az", launch(placement_group=None)),
+        ("socket-ifname", env(NCCL_SOCKET_IFNAME="^lo,docker,eth")),
+        ("gdrcopy-k63", case(system="debian12", gdrcopy="2.3.1")),
+        ("nccl-cuda13", case(cuda="12.9.1", nccl="2.20.5")),
+        ("plugin-missing", case("g5.48xlarge", aws_ofi_nccl=None)),
+    ],
+)
+def test_what_works_is_not_refused(rule: str, of: Case) -> None:
+    assert told(rule, of)["verdict"] in ("passed", "not_applicable")
+
+
+# What a rule rightly says of a stack that Muster ships: Debian's own packages have no EFA and a driver that NVIDIA has ended.
+RIGHTLY = {"debian-12": {"driver-eol", "efa-missing"}, "debian-13": {"driver-eol", "efa-missing"}}
+UNDECIDED = {"source-unverified"}
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in (ROOT / "stacks").glob("*.yml")))
+def test_a_stack_that_muster_ships_is_refused_or_works_without_a_warning(name: str) -> None:
+    stack, warned, works = stack_files.load(name), set(), set()
+    for kind in catalogue.names():
+        for system in stack["systems"]:
+            answers = judge(Case(stack, catalogue.instance_type(kind), system=system), ("stack",))
+            if verdict(answers) != "refused":
+                works.add(kind)
+                warned |= {each["rule"] for each in answers if each["verdict"] == "warned"}
+    assert warned - UNDECIDED <= RIGHTLY.get(name, set())
+    assert name != "aws-2026.11" or {"p5.48xlarge", "p5en.48xlarge", "p6-b200.48xlarge", "p6e-gb200.36xlarge", "trn2.48xlarge"} <= works
+
+
+def test_a_table_of_installers_is_not_the_limit_of_what_may_be_used() -> None:
+    assert told("efa-bundle", case(efa="1.52.0"))["says"] == "what EFA installer 1.52.0 brings is not known"
 
 
 @pytest.mark.parametrize("kind", ["p5.4xlarge", "p5.48xlarge", "p5e.48xlarge", "p5en.48xlarge"])

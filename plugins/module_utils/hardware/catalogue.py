@@ -12,7 +12,8 @@
     gpus (or Neuron devices), neuron_cores, gpu_memory_mib and gpu_memory_gib (of one), gpu_memory_total_gib
     peak_flops {dtype: dense TFLOP/s of one}
     nvlink (GB/s of one GPU in both directions, 0 without), nvlinks, nvswitch (the host runs the fabric manager), nvlink_domain (GPUs)
-    efa (generation, 0 without), efa_cards (EFA interfaces to attach), efa_gbps (of these), rdma (""|"read"|"read+write"), gpudirect_rdma
+    efa (generation, 0 without), efa_cards (EFA interfaces to attach), efa_counts (all numbers that work), efa_gbps (of efa_cards)
+    rdma (""|"read"|"read+write"), gpudirect_rdma
     network_cards [{card, max_interfaces, efa, gbps}]
     interfaces [{card, device, type}] as AWS recommends: type "interface" (ENA) or "efa-only"
     full_speed_bytes, busbw [{nodes, collective, bytes, gbps, source, date, stack}]
@@ -47,7 +48,7 @@ def instance_type(name):
         raise CatalogueError("The catalogue has no instance type %s; %s." % (name or "''", remedy))
     row = TYPES[plain]
     device = ACCELERATORS[row["gpu_model"]]
-    out = {key: value for key, value in row.items() if key not in ("cards", "efa_attach")}
+    out = {key: value for key, value in row.items() if key not in ("cards", "efa_attach", "efa_also")}
     out["name"] = plain
     out["markets"] = list(row["markets"])
     out["nvme"] = dict(row["nvme"])
@@ -66,6 +67,7 @@ def instance_type(name):
     ]
     attach = [card for first, last in row["efa_attach"] for card in range(first, last + 1)]
     out["efa_cards"] = len(attach)
+    out["efa_counts"] = [len(attach), *row["efa_also"]]
     # The primary interface needs an address and efa-only has none, so card 0 carries ENA first and EFA beside it.
     out["interfaces"] = [{"card": 0, "device": 0, "type": "interface"}]
     out["interfaces"] += [{"card": card, "device": 0 if card else 1, "type": "efa-only"} for card in attach]

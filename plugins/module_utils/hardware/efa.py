@@ -101,9 +101,9 @@ def faults(found, have=None):
     """The faults, each a sentence with what was expected and found. have: the type from the catalogue, or None."""
     out = []
     names = [device["name"] for device in found["devices"]]
-    if have and found["count"] != have["efa_cards"]:
-        message = "Expected %d EFA devices of %s and found %d; compare the launch template's interfaces with ec2_interfaces."
-        out.append(message % (have["efa_cards"], have["name"], found["count"]))
+    if have and found["count"] not in have["efa_counts"]:
+        message = "Expected %s EFA devices of %s and found %d; compare the launch template's interfaces with ec2_interfaces."
+        out.append(message % (" or ".join(map(str, have["efa_counts"])), have["name"], found["count"]))
     cards = [device["card"] for device in found["devices"] if device["card"] is not None]
     if have and cards and len(cards) == found["count"]:
         missing = sorted({each["card"] for each in have["interfaces"] if each["type"] == "efa-only"} - set(cards))

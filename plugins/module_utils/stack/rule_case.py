@@ -15,6 +15,16 @@ SCOPES = ("stack", "launch", "node", "env")
 GPU_ARCHITECTURES = ("volta", "turing", "ampere", "ada", "hopper", "blackwell", "rubin")
 # Components that work with the hardware, so a container has those of its host.
 OF_THE_HOST = ("nvidia_driver", "fabricmanager", "nscq", "imex", "nvlsm")
+# The oldest kernel that a system boots with, for rules about kernels before a node exists.
+KERNELS = {
+    "amzn2023": "6.1",
+    "debian12": "6.1",
+    "debian13": "6.12",
+    "rhel9": "5.14",
+    "rocky9": "5.14",
+    "ubuntu22.04": "5.15",
+    "ubuntu24.04": "6.8",
+}
 RULES: dict[str, Rule] = {}  # by id, in the order of the report
 
 
@@ -75,6 +85,14 @@ class Case:
         if not self._system:
             raise Missing("no operating system is given")
         return self._system
+
+    @property
+    def kernel(self):
+        """The node's kernel; before a node exists, the oldest that its system boots with."""
+        kernel = self.node.get("kernel") or KERNELS.get(self.system)
+        if not kernel:
+            raise Missing("nothing says the kernel of %s" % self.system)
+        return kernel
 
     @property
     def nodes(self):

@@ -19,11 +19,33 @@ def algo_segv(case):
     return case.at_least(("aws_ofi_nccl", "1.20.0"))
 
 
-@rule("no-silent-tcp", "env", reason="a plugin that does not load slows the job and says nothing", source="NCCL 2.30.7, net.cc")
+# Role nccl sets NCCL_NET on every node, so a job needs none of its own.
+@rule("no-silent-tcp", "env", reason="NCCL takes the transport of that name alone, and EFA's is Libfabric", source="NCCL 2.30.7, net.cc")
 def no_silent_tcp(case):
-    if not (case.nvidia and case.type("efa")) or case.nodes < 2 or not case.component("aws_ofi_nccl"):
+    if not (case.nvidia and case.type("efa")) or "NCCL_NET" not in case.env or case.nodes < 2 or not case.component("aws_ofi_nccl"):
         return None
-    return broken_unless(str(case.env.get("NCCL_NET", "")).lower() in NAMES, "NCCL_NET must be Libfabric")
+    return broken_unless(str(case.env["NCCL_NET"]).lower() in NAMES, "NCCL_NET must be Libfabric")
+
+
+@rule(
+    "socket-ifname",
+    "env",
+    reason="no system on EC2 calls its interface eth0, and NCCL ends without one",
+    source="NCCL environment variables",
+)
+def socket_ifname(case):
+    value = str(case.env.get("NCCL_SOCKET_IFNAME", ""))
+    if not value or value.startswith("^"):
+        return None
+    named = [each for each in value.lstrip("=").split(",") if each.startswith("eth")]
+    return broken_unless(not named, "NCCL_SOCKET_IFNAME must exclude interfaces, such as ^lo,docker,veth, and names %s" % ", ".join(named))
+
+
+@rule("p2p-disabled", "env", reason="GPUs of one host would leave NVLink unused", source="NCCL environment variables")
+def p2p_disabled(case):
+    if not (case.nvidia and case.type("nvlink")):
+        return None
+    return broken_unless(str(case.env.get("NCCL_P2P_DISABLE", "0")) in ("", "0"), "NCCL_P2P_DISABLE must go")
 
 
 @rule("net-name-old", "env", reason="the plugin had this name up to 1.11.0", source="aws-ofi-nccl, nccl_ofi_interface_nvidia.cpp")

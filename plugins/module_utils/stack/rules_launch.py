@@ -4,13 +4,15 @@
 """Rules of scope launch: how instances are requested. A launch is a mapping:
 
 market, platform ("ec2"|"batch-mnp"), managed, availability_zones [name], subnets [id], placement_group, public_ip
-interfaces [{card, device, type}], security_group {from_self, to_self}, ami {boot_mode, arch, system}
+interfaces [{card, device, type}], security_group {from_self, to_self}, ami {boot_mode, arch, system}, threads_per_core
 """
 
 from __future__ import annotations
 
+from ansible_collections.muster.fleet.plugins.module_utils.basics import nearest
 from ansible_collections.muster.fleet.plugins.module_utils.stack.rule_case import broken_unless, rule
 
+INTERFACES = ("interface", "efa", "efa-only")
 GRACE_SYSTEMS = ("amzn2023", "ubuntu22.04", "ubuntu24.04", "rocky9")
 
 
@@ -22,14 +24,30 @@ def efa_sg(case):
     return broken_unless(both, "the security group must allow all traffic from itself and to itself")
 
 
-@rule("efa-az", "launch", reason="EFA traffic is not routed", source="EFA user guide; aws-parallelcluster 3.16")
+@rule(
+    "efa-az",
+    "launch",
+    reason="EFA traffic does not leave its availability zone and is not routed between subnets",
+    source="EFA user guide; aws-parallelcluster 3.16",
+)
 def efa_az(case):
     if not case.type("efa"):
         return None
-    if len(case.launched("availability_zones")) != 1 or len(case.launched("subnets")) != 1:
-        return broken_unless(False, "all nodes must be in one availability zone and one subnet")
-    placed = case.launched("market") == "capacity-block" or case.launch.get("placement_group")
-    return broken_unless(placed, "the launch must name a placement group, or be of a capacity block")
+    right = len(case.launched("availability_zones")) == 1 and len(case.launched("subnets")) == 1
+    return broken_unless(right, "all nodes must be in one availability zone and one subnet")
+
+
+@rule(
+    "efa-placement",
+    "launch",
+    warn=True,
+    reason="instances that are placed apart have a longer way between them",
+    source="EFA user guide; aws-parallelcluster 3.16",
+)
+def efa_placement(case):
+    if not case.type("efa") or case.launched("market") == "capacity-block":
+        return None
+    return broken_unless(case.launch.get("placement_group"), "the launch should name a cluster placement group")
 
 
 @rule("boot-mode", "launch", reason="the type boots by BIOS alone, or by UEFI alone", source="Amazon EC2, DescribeInstanceTypes")
@@ -41,12 +59,49 @@ def boot_mode(case):
     return broken_unless(case.launched("ami", "boot_mode") != other, "the image must not be for %s only" % other)
 
 
-@rule("arm-ami", "launch", reason="Grace is an ARM", source="aws-parallelcluster 3.16; Amazon EC2, DescribeInstanceTypes")
+@rule("ami-arch", "launch", reason="an image of another architecture does not boot", source="Amazon EC2, DescribeInstanceTypes")
+def ami_arch(case):
+    arch = case.type("arch")
+    return broken_unless(case.launched("ami", "arch") == arch, "the image must be for %s" % arch)
+
+
+@rule("arm-ami", "launch", reason="Grace has drivers for these systems alone", source="aws-parallelcluster 3.16")
 def arm_ami(case):
     if not case.type("name").startswith("p6e-"):
         return None
-    right = case.launched("ami", "arch") == "arm64" and case.launched("ami", "system") in GRACE_SYSTEMS
-    return broken_unless(right, "the image must be for arm64, of %s" % ", ".join(GRACE_SYSTEMS))
+    return broken_unless(case.launched("ami", "system") in GRACE_SYSTEMS, "the image must be of %s" % ", ".join(GRACE_SYSTEMS))
+
+
+@rule(
+    "launch-threads",
+    "launch",
+    reason="Slurm's line of the node has the type's own threads, and drains a node with fewer",
+    source="Amazon EC2, CpuOptions; Slurm slurm.conf manual",
+)
+def launch_threads(case):
+    threads = case.type("threads_per_core")
+    return broken_unless(case.launched("threads_per_core") == threads, "the launch must leave %d threads per core" % threads)
+
+
+@rule("nic-type", "launch", reason="EC2 has no other type for instances", source="Amazon EC2 API, InterfaceType")
+def nic_type(case):
+    for each in case.launched("interfaces"):
+        if each["type"] not in INTERFACES:
+            what = "the interface on network card %s has the unknown type %s" % (each["card"], each["type"])
+            return broken_unless(False, "%s; %s" % (what, nearest(each["type"], INTERFACES).rstrip("?.")))
+    return ""
+
+
+@rule("nic-count", "launch", reason="a rail that is missing slows every collective", source="EFA user guide, accelerated types; catalogue")
+def nic_count(case):
+    if not case.type("efa"):
+        return None
+    found, right = len(_efas(case)), case.type("efa_counts")
+    # Types without GPUDirect RDMA are used alone, too.
+    if not found and not case.type("gpudirect_rdma"):
+        return None
+    said = "the launch must have %s EFA interfaces and has %d" % (" or ".join(str(each) for each in right), found)
+    return broken_unless(found in right, said)
 
 
 def _efas(case):

@@ -4,7 +4,7 @@
 """Rules of scope node: what a booted node, or a container on it, must be. A node is a mapping of what was found there:
 
 kernel, boot_kernel, boot_kernel_modules [name], lustre_kernels [version], held [package], gpl_symbols_blocked
-services [enabled unit], modules [loaded name], mig, memlock_gib (0: unlimited), huge_pages_2m, efa_devices
+services [enabled unit], modules [loaded name], mig, memlock_gib (0: unlimited), huge_pages_2m, efa_devices, threads_per_core
 container, files [path], efa_flags [flag], pyxis_slurm, slurm {slurmdbd, slurmctld, slurmd}, gres_autodetect, jwks_keys
 """
 
@@ -70,8 +70,26 @@ def efa_memlock(case):
 
 @rule("efa-count", "node", reason="a rail that is missing slows every collective", source="Amazon EC2, DescribeInstanceTypes; catalogue")
 def efa_count(case):
-    want, found = case.type("efa_cards"), case.found("efa_devices")
-    return broken_unless(found == want, "there must be %d EFA devices and are %d" % (want, found))
+    found, right = case.found("efa_devices"), case.type("efa_counts")
+    return broken_unless(found in right, "there must be %s EFA devices and are %d" % (" or ".join(str(each) for each in right), found))
+
+
+@rule("efa-hugepages", "node", reason="libfabric allocates its buffers there", source="EFA installer; EKS user guide, EFA")
+def efa_hugepages(case):
+    if not case.type("efa"):
+        return None
+    return broken_unless(case.found("huge_pages_2m") > 0, "there must be huge pages of 2 MiB; the installer reserves 5128")
+
+
+@rule(
+    "node-threads",
+    "node",
+    reason="Slurm's line of the node has the type's own threads, and drains a node with fewer",
+    source="Slurm slurm.conf manual; catalogue",
+)
+def node_threads(case):
+    found, right = case.found("threads_per_core"), case.type("threads_per_core")
+    return broken_unless(found == right, "a core must have %d threads and has %d" % (right, found))
 
 
 @rule("gdrcopy-k615", "node", reason="earlier ones do not compile there", source="gdrcopy release notes, 2.5.2")

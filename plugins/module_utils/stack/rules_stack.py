@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from ansible_collections.muster.fleet.plugins.module_utils.basics import version_key
+from ansible_collections.muster.fleet.plugins.module_utils.hardware.nvidia_driver import PLAIN_NAMES
 from ansible_collections.muster.fleet.plugins.module_utils.stack.document import components, refusal, source_of
 from ansible_collections.muster.fleet.plugins.module_utils.stack.rule_case import Broken, Missing, broken_unless, rule
 
@@ -12,6 +14,35 @@ RPM = ("amzn2023", "rhel9", "rocky9")
 ENDED = (535, 550, 560, 570, 575, 590, 610)
 OPEN_ONLY = 620
 P5 = ("p5", "p5e", "p5en")
+# What each EFA installer brings, as far as its changelog says it.
+_BUNDLE = ("driver", "libfabric", "rdma_core", "aws_ofi_nccl", "openmpi")
+BUNDLES = {
+    version: {name: value for name, value in zip(_BUNDLE, values) if value}
+    for version, values in {
+        "1.51.0": ("3.3.1", "2.7.0amzn2.0", "65.0", "1.22.0", "5.0.9"),
+        "1.50.0": ("3.3.0", "2.6.0amzn1.0", "64.0", "1.21.1", ""),
+        "1.49.0": ("3.1.0", "2.4.0amzn5.0", "63.0", "1.20.0", ""),
+        "1.48.0": ("", "2.4.0amzn3.0", "", "1.19.0", ""),
+        "1.47.0": ("3.0.0", "2.4.0amzn1.0", "61.0", "1.18.0", "5.0.9"),
+        "1.46.0": ("", "2.3.1amzn4.0", "", "", ""),
+        "1.45.1": ("", "2.3.1amzn3.0", "", "", ""),
+        "1.45.0": ("", "2.3.1amzn2.0", "60", "1.17.2", ""),
+        "1.44.0": ("", "2.3.1amzn1.0", "59", "1.17.1", "5.0.8"),
+        "1.43.3": ("2.17.3", "", "", "", ""),
+        "1.43.2": ("2.17.2", "2.1.0amzn5.0", "58", "1.16.3", ""),
+        "1.43.1": ("", "2.1.0amzn5.0", "", "1.16.2", ""),
+        "1.43.0": ("2.17.2", "2.1.0amzn4.0", "58", "1.16.1", ""),
+        "1.42.0": ("2.15.3", "2.1.0amzn3.0", "57", "1.15.0", ""),
+        "1.41.0": ("2.15.0", "2.1.0amzn2.0", "57", "1.14.2", "5.0.6"),
+        "1.40.0": ("", "2.1.0amzn2.0", "56", "1.14.2", ""),
+        "1.39.0": ("2.15.0", "2.1.0", "", "1.14.1", "5.0.6"),
+        "1.38.1": ("2.13.0", "1.22.0amzn5.0", "54", "1.13.2", ""),
+        "1.38.0": ("2.13.0", "1.22.0amzn4.0", "54", "1.13.2", ""),
+        "1.37.0": ("2.13.0", "1.22.0amzn4.0", "54", "", "5.0.5"),
+        "1.36.0": ("2.13.0", "1.22.0amzn3.0", "54", "", "5.0.5"),
+        "1.35.0": ("2.12.1", "1.22.0amzn2.0", "", "", "5.0.5"),
+    }.items()
+}
 
 # --- GPU and driver
 
@@ -65,6 +96,11 @@ g7_driver = _driver("g7-driver", ("RTX PRO 4500 Server",), "595", "NVIDIA driver
 @rule("hopper-driver", "stack", reason="Hopper came with branch 525", source="NVIDIA driver release notes, 525")
 def hopper_driver(case):
     return case.at_least(("nvidia_driver", "525")) if case.type("gpu_arch") == "hopper" else None
+
+
+@rule("h200-driver", "stack", reason="H200 came with branch 550", source="NVIDIA driver release notes, 550")
+def h200_driver(case):
+    return case.at_least(("nvidia_driver", "550")) if case.type("gpu_model") == "H200" else None
 
 
 @rule(
@@ -144,17 +180,24 @@ def driver_eol(case):
 
 
 @rule(
-    "fm-pkg-name", "stack", reason="the package of RPM systems lost a dash at 580", source="aws-parallelcluster, install-nvidia-driver.sh"
+    "fm-pkg-name",
+    "stack",
+    reason="the package lost a dash at 580 on RPM systems, and its branch at 590 on Ubuntu and Debian 12",
+    source="aws-parallelcluster, install-nvidia-driver.sh; NVIDIA driver installation guide, R590",
 )
 def fm_pkg_name(case):
     if not case.type("nvswitch"):
         return None
-    named = [each for each in case.component("fabricmanager")["sources"] if set(each.get("systems", [])) & set(RPM) and "packages" in each]
+    case.component("fabricmanager")
+    named = (source_of(case.stack, "fabricmanager", case.system, case.type("arch")) or {}).get("packages")
     if not named:
-        raise Missing("the stack names no package of the fabric manager for RPM systems")
-    right = "nvidia-fabric-manager" if case.branch < 580 else "nvidia-fabricmanager"
-    wrong = [name for each in named for name in each["packages"] if not name.startswith(right + "-")]
-    return broken_unless(not wrong, "the package of fabricmanager must be %s-VERSION" % right)
+        raise Missing("the stack names no package of the fabric manager for %s" % case.system)
+    if case.system in RPM:
+        right = "nvidia-fabric-manager-" if case.branch < 580 else "nvidia-fabricmanager-"
+        right += case.version("fabricmanager")
+    else:
+        right = "nvidia-fabricmanager" + ("-%d" % case.branch if case.branch < PLAIN_NAMES and case.system != "debian13" else "")
+    return broken_unless(right in named, "the package of fabricmanager must be %s on %s" % (right, case.system))
 
 
 @rule(
@@ -248,6 +291,18 @@ def efa_p5en(case):
     return case.at_least(("efa", "1.35.0")) if case.type("family") == "p5en" else None
 
 
+def _efa_type(name, matches, oldest):
+    @rule(name, "stack", reason="EFA installer %s is the first that knows the type" % oldest, source="EFA installer changelog, %s" % oldest)
+    def function(case):
+        return case.at_least(("efa", oldest)) if case.type("name").startswith(matches) and case.type("efa") else None
+
+    return function
+
+
+efa_b200 = _efa_type("efa-b200", "p6-b200", "1.42.0")
+efa_g7e = _efa_type("efa-g7e", "g7e", "1.45.0")
+
+
 def _efa_system(name, system, limit, value, source="EFA installer changelog"):
     what = "came with" if limit == ">=" else "was left after"
 
@@ -306,6 +361,26 @@ def efa_rdma_core(case):
     return broken_unless(not wrong, "%s must come with efa, from the same installer" % " and ".join(wrong))
 
 
+@rule("efa-bundle", "stack", reason="the installer brings its own versions of these", source="EFA installer changelog")
+def efa_bundle(case):
+    if "efa" not in case.stack:
+        return None
+    installer = case.version("efa")
+    if installer not in BUNDLES:
+        raise Missing("what EFA installer %s brings is not known" % installer)
+    said = {"driver": case.stack["efa"].get("driver", "*")}
+    for name in _BUNDLE[1:]:
+        if any(each.get("bundled_in") == "efa" for each in case.stack.get(name, {}).get("sources", [])):
+            said[name] = case.stack[name]["version"]
+    for name, brought in BUNDLES[installer].items():
+        key = version_key(brought)
+        if said.get(name, "*") != "*" and version_key(said[name])[: len(key)] != key:
+            what = "driver of efa" if name == "driver" else name
+            works = {} if name == "driver" else {name: "= " + brought}
+            return Broken("%s must be %s with EFA installer %s, and is %s" % (what, brought, installer, said[name]), **works)
+    return ""
+
+
 # --- plugin and NCCL
 
 
@@ -321,6 +396,40 @@ def plugin_nccl(case):
 @rule("plugin-libfabric", "stack", reason="the plugin's AWS build asks for it", source="aws-ofi-nccl release notes, 1.14")
 def plugin_libfabric(case):
     return case.at_least(("libfabric", "1.22.0amzn4.0")) if _over_efa(case) and case.component("aws_ofi_nccl") else None
+
+
+@rule(
+    "plugin-missing",
+    "stack",
+    reason="NCCL reaches EFA through the plugin only, and falls back to TCP without it",
+    source="NCCL 2.30.7, net.cc; EFA user guide",
+)
+def plugin_missing(case):
+    if not (_over_efa(case) and case.type("gpudirect_rdma")):
+        return None
+    return broken_unless("aws_ofi_nccl" in case.stack, "the stack must have aws_ofi_nccl")
+
+
+@rule(
+    "plugin-old",
+    "stack",
+    reason="plugins before 1.9.0 have interface v7 at most, which is older than NCCL 2.20, and nobody tested them with NCCL 2.28",
+    source="aws-ofi-nccl, exported symbols of 1.7.0 to 1.9.0 and release notes",
+)
+def plugin_old(case):
+    if not _over_efa(case) or case.at_least(("nccl", "2.28")):
+        return None
+    return case.at_least(("aws_ofi_nccl", "1.9.0"))
+
+
+@rule("nccl-blackwell", "stack", reason="code for Blackwell came with NCCL 2.25.1", source="NCCL release notes, 2.25.1")
+def nccl_blackwell(case):
+    return case.at_least(("nccl", "2.25.1")) if case.type("gpu_arch") == "blackwell" else None
+
+
+@rule("nccl-cuda13", "stack", reason="NCCL 2.27.7 is the first for CUDA 13", source="NCCL, makefiles/common.mk; nvidia-nccl-cu13 on PyPI")
+def nccl_cuda13(case):
+    return case.at_least(("nccl", "2.27.7")) if case.nvidia and case.major("cuda") == 13 else None
 
 
 @rule(
@@ -395,7 +504,33 @@ def gdrcopy_cuda13(case):
     return case.at_least(("gdrcopy", "2.5.1"))
 
 
+@rule("gdrcopy-k63", "stack", reason="earlier ones do not compile for kernel 6.3 and later", source="gdrcopy release notes, 2.4")
+def gdrcopy_k63(case):
+    if not case.nvidia or "gdrcopy" not in case.stack:
+        return None
+    return case.at_least(("gdrcopy", "2.4")) if version_key(case.kernel) >= version_key("6.3") else None
+
+
 # --- the rest
+
+
+@rule(
+    "toolkit-cve",
+    "stack",
+    reason="a container could take over its host (CVE-2025-23266)",
+    source="NVIDIA security bulletin, July 2025; nvidia-container-toolkit 1.17.8",
+)
+def toolkit_cve(case):
+    if not case.nvidia or "nvidia_container_toolkit" not in case.stack:
+        return None
+    return case.at_least(("nvidia_container_toolkit", "1.17.8"))
+
+
+@rule("dcgm-cuda13", "stack", reason="DCGM 3 has nothing for CUDA 13", source="DCGM 4 release notes")
+def dcgm_cuda13(case):
+    if not case.nvidia or "dcgm" not in case.stack or case.major("cuda") < 13:
+        return None
+    return case.at_least(("dcgm", "4"))
 
 
 @rule("dcgm-cuda", "stack", reason="DCGM 4 has a package for each major of CUDA", source="DCGM 4 release notes")
@@ -415,6 +550,11 @@ def neuron(case):
         return None
     said = refusal(case.stack, "neuron", case.system, case.type("arch"))
     return broken_unless(not said, said.rstrip("."))
+
+
+@rule("neuron-trn2", "stack", reason="Trn2 came with Neuron 2.21", source="AWS Neuron release notes, 2.21.0")
+def neuron_trn2(case):
+    return case.at_least(("neuron", "2.21.0")) if case.type("family").startswith("trn2") else None
 
 
 @rule("source-unverified", "stack", warn=True, reason="what nothing vouches for is not installed", source="the stack document")
