@@ -329,6 +329,10 @@ def test_what_works_is_not_refused(rule: str, of: Case) -> None:
     assert told(rule, of)["verdict"] in ("passed", "not_applicable")
 
 
+def test_a_missing_placement_group_is_a_warning() -> None:
+    assert told("efa-placement", launch(placement_group=None))["verdict"] == "warned"
+
+
 # What a rule rightly says of a stack that Muster ships: Debian's own packages have no EFA and a driver that NVIDIA has ended.
 RIGHTLY = {"debian-12": {"driver-eol", "efa-missing"}, "debian-13": {"driver-eol", "efa-missing"}}
 UNDECIDED = {"source-unverified"}
