@@ -38,6 +38,8 @@ from ansible_collections.muster.fleet.plugins.module_utils.containers.network im
     subnets_in,
 )
 from ansible_collections.muster.fleet.plugins.module_utils.containers.plan import NEVER_RAN, Container, Node, Plan, make_plan, transition
+from ansible_collections.muster.fleet.plugins.module_utils.containers.rehearsal import FILES as REHEARSAL_FILES
+from ansible_collections.muster.fleet.plugins.module_utils.containers.rehearsal import node_files
 from ansible_collections.muster.fleet.plugins.module_utils.containers.ssh import make_key, ssh_answers
 from ansible_collections.muster.fleet.plugins.module_utils.containers.state import SCHEMA, read_record, write_private, write_record
 from ansible_collections.muster.fleet.plugins.module_utils.containers.systemd import learn_to_start, node_flags, recall, start_command
@@ -292,6 +294,10 @@ class Fleet:
             folder = self.state / "hostkeys" / node.name
             make_key(folder / "ssh_host_ed25519_key", node.name)
             (folder / "authorized_keys").write_text(public, encoding="utf-8")
+            for name in REHEARSAL_FILES:
+                (folder / name).unlink(missing_ok=True)
+            for name, content in (node_files(node.type) if node.type else {}).items():
+                write_private(folder / name, content)
         record = {
             "schema": SCHEMA,
             "fleet": self.name,

@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 
 from ansible_collections.muster.fleet.plugins.module_utils.containers.engine import Engine, NodeContainerError, locked, write_whole
+from ansible_collections.muster.fleet.plugins.module_utils.containers.stand_in import DOCUMENT, HOME
 
 VERDICT = "engine.json"
 # The limits that a node should have, best first; a machine without CAP_SYS_RESOURCE cannot raise its own hard limits.
@@ -49,6 +50,7 @@ MASKED_UNITS = (
     "systemd-timesyncd.service",
     "systemd-udevd.service",
 )
+# A node that rehearses an instance type gets its devices at each start. An image of such a node must not say that it has them.
 BOOT_SCRIPT = f"""\
 set -e
 mount --bind /proc/sys /proc/sys
@@ -65,6 +67,8 @@ if [ -d /run/muster-node ]; then
   install -m 600 /run/muster-node/ssh_host_ed25519_key /etc/ssh/ssh_host_ed25519_key
   install -m 644 /run/muster-node/ssh_host_ed25519_key.pub /etc/ssh/ssh_host_ed25519_key.pub
 fi
+rm -rf {HOME} {DOCUMENT}
+if [ -e /run/muster-node/stand-in ]; then /run/muster-node/stand-in boot /run/muster-node; fi
 exec /sbin/init
 """
 

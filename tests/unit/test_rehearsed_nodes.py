@@ -1,0 +1,368 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright: the Muster developers
+"""Nodes that rehearse an instance type: what each type gives, and what the stand-ins say, by Muster's own parsers."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ansible_collections.muster.fleet.plugins.module_utils.containers import rehearsal, stand_in
+from ansible_collections.muster.fleet.plugins.module_utils.hardware import catalogue, efa, gpu
+from ansible_collections.muster.fleet.plugins.module_utils.health import nccl_results
+from ansible_collections.muster.fleet.plugins.module_utils.stack import facts
+
+TYPES = [name for name in catalogue.names() if catalogue.instance_type(name)["accelerator"] in ("nvidia", "neuron")]
+GIB = 1 << 30
+
+
+def lay_out(root: Path, document: dict, faults: list) -> None:
+    """Write what a node gets below /sys and /proc/driver into a folder; the counters of EFA are more than a thousand files."""
+    files, links = stand_in.sys_files(document, faults, stand_in.VERSIONS)
+    stand_in.write({str(root / "sys" / path): text for path, text in files.items() if "counters" not in path})
+    stand_in.write({str(root / "proc/driver" / path): text for path, text in stand_in.proc_files(document, stand_in.VERSIONS).items()})
+    for path, target in links.items():
+        (root / "sys" / path).symlink_to(f"{root}{target}")
+
+
+@pytest.fixture
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture):
+    """A node of a type with faults; calling it runs a stand-in and returns (exit code, stdout, stderr)."""
+
+    def make(kind: str, faults: list | None = None, allowed=lambda _path: True, **env: str):
+        document = rehearsal.rehearsal(kind)
+        stand_in.check_faults(document, [{k: v for k, v in each.items() if k != "host"} for each in faults or []])
+        paths = {"DOCUMENT": document, "FAULTS": faults or [], "MANIFEST": {}}
+        for name, content in paths.items():
+            (tmp_path / name).write_text(json.dumps(content))
+            monkeypatch.setattr(stand_in, name, str(tmp_path / name))
+        devices = {path for path, _major, _minor in stand_in.device_files(document, faults or [])}
+        monkeypatch.setattr(stand_in, "opened", lambda path: path in devices and allowed(path))
+        for name in [name for name in os.environ if name.startswith(("SLURM", "CUDA", "OMPI", "NCCL"))]:
+            monkeypatch.delenv(name)
+        for name, value in env.items():
+            monkeypatch.setenv(name, value)
+
+        def run(name: str, *args: str) -> tuple[int, str, str]:
+            code = stand_in.main([f"/usr/local/bin/{name}", *args])
+            return code, *capsys.readouterr()
+
+        return run
+
+    return make
+
+
+# What a type gives
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_devices_of_every_type_are_the_catalogues(kind: str) -> None:
+    have, document = catalogue.instance_type(kind), rehearsal.rehearsal(kind)
+    devices = stand_in.device_files(document, [])
+    paths = [path for path, _major, _minor in devices]
+    assert len(set(paths)) == len({device[1:] for device in devices}) == len(devices)
+    assert paths == document["devices"]
+    kinds = {"nvidia": "/dev/nvidia", "neuron": "/dev/neuron"}
+    for accelerator, start in kinds.items():
+        found = [path for path in paths if path.removeprefix(start).isdigit()]
+        assert len(found) == (have["gpus"] if have["accelerator"] == accelerator else 0)
+    assert sum("uverbs" in path for path in paths) == have["efa_cards"] + len(document["switch_ports"])
+    assert bool(document["switches"] or document["switch_ports"]) == have["nvswitch"]
+    buses = [each["bus"] for key in ("gpus", "neuron", "switches", "switch_ports", "efa") for each in document[key]]
+    assert len(set(buses)) == len(buses)
+    assert [each["card"] for each in document["efa"]] == [each["card"] for each in have["interfaces"] if each["type"] == "efa-only"]
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_sysfs_of_every_type_is_read_as_that_type(kind: str, tmp_path: Path) -> None:
+    have, document = catalogue.instance_type(kind), rehearsal.rehearsal(kind)
+    lay_out(tmp_path, document, [])
+    found = efa.devices(str(tmp_path))
+    assert [device["name"] for device in found] == sorted(each["name"] for each in document["efa"])
+    assert {device["state"] for device in found} <= {"ACTIVE"}
+    assert len({device["mac"] for device in found} - {""}) == have["efa_cards"]
+    assert {device["bus"] for device in found} == {each["bus"] for each in document["efa"]}
+    on_bus = gpu.on_the_bus(str(tmp_path))
+    assert len(on_bus) == (have["gpus"] if have["accelerator"] == "nvidia" else 0)
+    assert set(on_bus.values()) <= set(have["gpu_pci"])
+
+
+def test_every_efa_device_has_counters() -> None:
+    files, _links = stand_in.sys_files(rehearsal.rehearsal("p5.48xlarge"), [], stand_in.VERSIONS)
+    counters = [path for path in files if "/ports/1/hw_counters/" in path]
+    assert len(counters) == 32 * 22
+    assert {path.rpartition("/")[2] for path in counters} >= {"tx_bytes", "rdma_read_bytes", "retrans_timeout_events"}
+
+
+def test_only_devices_of_experimental_majors_are_made() -> None:
+    """A driver of this machine must not answer: Linux keeps 60 to 63 and 120 to 127 for local use."""
+    majors = {major for kind in TYPES for _path, major, _minor in stand_in.device_files(rehearsal.rehearsal(kind), [])}
+    assert majors <= {*range(60, 64), *range(120, 128)}
+
+
+def test_the_program_needs_only_the_standard_library() -> None:
+    name, program = list(rehearsal.node_files("p5.48xlarge").items())[1]
+    assert (name, program[:19]) == ("stand-in", b"#!/usr/bin/python3\n")
+    tree = ast.parse(program)
+    imported = {each.name for each in ast.walk(tree) if isinstance(each, ast.alias)} - {"annotations"}
+    assert imported <= set(sys.stdlib_module_names)
+
+
+# What the stand-ins say
+
+
+@pytest.mark.parametrize("kind", [kind for kind in TYPES if catalogue.instance_type(kind)["accelerator"] == "nvidia"])
+def test_nvidia_smi_of_every_type_is_read_as_that_type(kind: str, node, tmp_path: Path) -> None:
+    have, run = catalogue.instance_type(kind), node(kind)
+    code, out, err = run("nvidia-smi", "-q", "-x")
+    assert (code, err) == (0, f"muster rehearsal: nvidia-smi is a stand-in for {kind}; it looked at no hardware\n")
+    links = gpu.parse_nvlink(run("nvidia-smi", "nvlink", "-s")[1])
+    lay_out(tmp_path, rehearsal.rehearsal(kind), [])
+    found = gpu.facts(gpu.on_the_bus(str(tmp_path)), gpu.parse_smi(out), links)
+    assert gpu.faults(found, have) == []
+    assert (found["count"], found["models"]) == (have["gpus"], [have["gpu_model"]])
+    assert {each["bus"] for each in found["gpus"]} == set(gpu.on_the_bus(str(tmp_path)))
+
+
+@pytest.mark.parametrize("kind", [kind for kind in TYPES if catalogue.instance_type(kind)["efa"]])
+def test_fi_info_of_every_type_is_read_as_that_type(kind: str, node, tmp_path: Path) -> None:
+    run = node(kind)
+    code, out, _err = run("fi_info", "-p", "efa", "-t", "FI_EP_RDM")
+    if not catalogue.instance_type(kind)["efa_cards"]:
+        assert code == 1
+        return
+    assert code == 0
+    lay_out(tmp_path, rehearsal.rehearsal(kind), [])
+    said = run("fi_info", "--version")[1]
+    found = efa.facts(efa.devices(str(tmp_path)), efa.parse_fi_info(out), efa.versions(str(tmp_path), said))
+    assert efa.faults(found, catalogue.instance_type(kind)) == []
+    assert found["versions"]["libfabric"] == stand_in.LIBFABRIC
+
+
+def collect(node, kind: str, nodes: int, faults: list | None = None, **asked: str) -> dict:
+    """The table of a collective on several nodes of a type."""
+    each = catalogue.instance_type(kind)["gpus"]
+    env = {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_JOB_NODELIST": f"compute-[1-{nodes}]", "SLURMD_NODENAME": "compute-1"}
+    run = node(kind, faults, SLURM_TASKS_PER_NODE=f"{each}(x{nodes})", **env)
+    code, out, _err = run(asked.get("name", "all_reduce_perf"), "-b", "1M", "-e", asked.get("high", "16G"), "-f", "2", "-g", "1")
+    assert code == 0, out
+    (table,) = nccl_results.parse(out)
+    return table
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 4, 5, 16])
+@pytest.mark.parametrize(
+    "kind", ["p4d.24xlarge", "p4de.24xlarge", "p5.48xlarge", "p5en.48xlarge", "p6-b200.48xlarge", "g5.48xlarge", "g6e.24xlarge"]
+)
+def test_all_reduce_reaches_the_reference_and_is_slowed(kind: str, nodes: int, node) -> None:
+    table = collect(node, kind, nodes)
+    ranks = nodes * catalogue.instance_type(kind)["gpus"]
+    assert (table["collective"], table["ranks"], table["concluded"]) == ("all_reduce", ranks, True)
+    assert table["ranks_between"][0] <= ranks <= (table["ranks_between"][1] or ranks)
+    assert table["hosts"] == [f"compute-{index}" for index in range(1, nodes + 1)]
+    assert not table["damaged"]
+    assert not table["problems"]
+    slowed = collect(node, kind, nodes, [{"fault": "slow", "factor": 0.8, "host": f"compute-{nodes}"}])
+    for row, slow in zip(table["rows"], slowed["rows"], strict=True):
+        floor = catalogue.nccl_expectation(kind, nodes, "all_reduce", row["size"])
+        if floor:
+            assert floor["floor"] <= row["busbw"] <= floor["ceiling"] * 1.01, row
+            assert slow["busbw"] < floor["floor"], row
+
+
+def test_slow_host_outside_the_job_slows_nothing(node) -> None:
+    rows = [collect(node, "p5.48xlarge", 2, faults)["rows"] for faults in ([], [{"fault": "slow", "factor": 0.1, "host": "compute-3"}])]
+    assert rows[0] == rows[1]
+
+
+def test_the_slowest_host_counts(node) -> None:
+    faults = [{"fault": "slow", "factor": factor, "host": f"compute-{index}"} for index, factor in ((1, 0.9), (2, 0.5))]
+    whole, slow = (collect(node, "p5.48xlarge", 2, each)["rows"][-1]["busbw"] for each in ([], faults))
+    assert slow == pytest.approx(whole / 2, rel=0.01)
+
+
+@pytest.mark.parametrize("name", sorted(stand_in.COLLECTIVES))
+def test_every_collective_has_a_table(name: str, node) -> None:
+    table = collect(node, "p5.48xlarge", 2, high="64M", name=f"{name}_perf")
+    assert (table["collective"], table["ranks"], len(table["rows"])) == (name, 16, 2 * 7)
+
+
+def test_other_ranks_say_nothing_and_end_well(node) -> None:
+    env = {"SLURM_PROCID": "9", "SLURM_LOCALID": "1", "SLURM_JOB_NODELIST": "compute-[1-2]", "SLURM_TASKS_PER_NODE": "8(x2)"}
+    assert node("p5.48xlarge", **env)("all_reduce_perf", "-g", "1") == (0, "", "")
+
+
+def test_a_job_sees_only_the_gpus_that_it_may_open(node) -> None:
+    run = node("p5.48xlarge", allowed=lambda path: path in ("/dev/nvidia0", "/dev/nvidia1"), SLURM_LOCALID="2", SLURM_PROCID="2")
+    assert run("nvidia-smi", "-L")[1].count("GPU ") == 2
+    code, out, _err = run("all_reduce_perf", "-g", "1")
+    assert (code, out) == (1, "Invalid number of GPUs: 3 requested but only 2 were found.\n")
+    code, out, _err = node("p5.48xlarge", allowed=lambda _path: False)("all_reduce_perf", "-g", "1")
+    assert code == 2
+    assert "no CUDA-capable device is detected" in out
+
+
+def test_versions_are_read_and_name_the_rehearsal(node) -> None:
+    run = node("p5.48xlarge")
+    for name, args, way in (("dcgmi", ["--version"], facts.WAYS["dcgm"][0][1]), ("fi_info", ["--version"], facts.WAYS["libfabric"][0][1])):
+        said = run(name, *args)[1]
+        assert "rehearsal" in said
+        assert stand_in.re.search(way, said, stand_in.re.MULTILINE)
+    assert "(rehearsal)" in run("nvidia-smi", "--version")[1]
+    assert "(rehearsal)" in node("trn1.32xlarge")("neuron-ls", "--version")[1]
+
+
+def test_neuron_ls_of_a_type(node) -> None:
+    rows = json.loads(node("trn2.48xlarge")("neuron-ls", "-j")[1])
+    have = catalogue.instance_type("trn2.48xlarge")
+    assert sum(row["nc_count"] for row in rows) == have["neuron_cores"]
+    assert len(rows) == have["gpus"]
+    lost = json.loads(node("trn2.48xlarge", [{"fault": "neuron_missing", "index": 5}])("neuron-ls", "-j")[1])
+    assert [row["neuron_device"] for row in lost] == [index for index in range(16) if index != 5]
+
+
+def test_a_query_and_what_it_refuses(node) -> None:
+    run = node("g5.12xlarge")
+    assert (
+        run("nvidia-smi", "--query-gpu=index,memory.total", "--format=csv,noheader,nounits")[1]
+        == "0, 22888\n1, 22888\n2, 22888\n3, 22888\n"
+    )
+    code, out, _err = run("nvidia-smi", "--query-gpu=colour", "--format=csv")
+    assert (code, out) == (2, 'Field "colour" is not a valid field to query.\n')
+    code, _out, err = run("nvidia-smi", "--reset")
+    assert code == 1
+    assert "knows -L, -q, -q -x" in err
+
+
+# Faults
+
+
+def gpu_faults(node, tmp_path: Path, kind: str, faults: list) -> list[str]:
+    run = node(kind, faults)
+    lay_out(tmp_path, rehearsal.rehearsal(kind), faults)
+    smi = gpu.parse_smi(run("nvidia-smi", "-q", "-x")[1])
+    found = gpu.facts(gpu.on_the_bus(str(tmp_path)), smi, gpu.parse_nvlink(run("nvidia-smi", "nvlink", "-s")[1]))
+    return gpu.faults(found, catalogue.instance_type(kind))
+
+
+@pytest.mark.parametrize(
+    ("fault", "sentence"),
+    [
+        ({"fault": "gpu_lost", "index": 3}, "all 8 GPUs of the PCI bus and found 7; look for XID 79"),
+        ({"fault": "gpu_missing", "index": 3}, "Expected 8 x H100 of p5.48xlarge on the PCI bus and found 7"),
+        ({"fault": "remapped_rows", "index": 3}, "one of GPU 3 pending"),
+        ({"fault": "remapped_rows", "index": 3, "failure": True}, "one of GPU 3 failed"),
+    ],
+)
+def test_a_fault_of_a_gpu_is_found(fault: dict, sentence: str, node, tmp_path: Path) -> None:
+    (found,) = gpu_faults(node, tmp_path, "p5.48xlarge", [fault])
+    assert sentence in found
+    assert node("p5.48xlarge", [fault])("dcgmi", "diag", "-r", "1", "-j")[0] == 226
+    assert node("p5.48xlarge")("dcgmi", "diag", "-r", "1", "-j")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("fault", "sentence"),
+    [
+        ({"fault": "efa_missing", "index": 30}, "Expected 32 EFA devices of p5.48xlarge and found 31"),
+        ({"fault": "efa_down", "index": 30}, "Expected every EFA port ACTIVE and found rdmap212s27 DOWN"),
+    ],
+)
+def test_a_fault_of_an_efa_device_is_found(fault: dict, sentence: str, node, tmp_path: Path) -> None:
+    infos = efa.parse_fi_info(node("p5.48xlarge", [fault])("fi_info", "-p", "efa")[1])
+    lay_out(tmp_path, rehearsal.rehearsal("p5.48xlarge"), [fault])
+    found = efa.faults(efa.facts(efa.devices(str(tmp_path)), infos, {}), catalogue.instance_type("p5.48xlarge"))
+    assert sentence in found[0]
+    files = [path for path, _major, _minor in stand_in.device_files(rehearsal.rehearsal("p5.48xlarge"), [fault])]
+    assert ("/dev/infiniband/uverbs30" in files) == (fault["fault"] != "efa_missing")
+
+
+def test_a_throttled_gpu_says_so(node) -> None:
+    run = node("p5.48xlarge", [{"fault": "throttle", "index": 6}])
+    said = run("nvidia-smi", "--query-gpu=index,clocks_event_reasons.hw_slowdown,temperature.gpu", "--format=csv,noheader")[1].splitlines()
+    assert said[6] == "6, Active, 91"
+    assert said[5] == "5, Not Active, 34"
+
+
+def test_xid_lines_are_the_drivers() -> None:
+    document = rehearsal.rehearsal("p5.48xlarge")
+    faults = [
+        {"fault": "xid", "index": 1, "code": 94},
+        {"fault": "gpu_lost", "index": 0},
+        {"fault": "xid", "index": 0, "code": 48, "host": "b"},
+    ]
+    lines = stand_in.xid_lines(document, faults).splitlines()
+    assert [line.partition(";")[2][:40] for line in lines] == [
+        "NVRM: Xid (PCI:0000:2c:1e): 94, pid=<unk",
+        "NVRM: Xid (PCI:0000:10:1e): 79, pid=<unk",
+    ]
+
+
+def test_a_neighbours_fault_is_not_this_nodes(node) -> None:
+    run = node("p5.48xlarge", [{"fault": "gpu_lost", "index": 0, "host": "compute-2"}])
+    assert len(run("nvidia-smi", "-L")[1].splitlines()) == 8
+
+
+@pytest.mark.parametrize(
+    ("kind", "faults", "sentence"),
+    [
+        ("p5.48xlarge", {"fault": "gpu_lost"}, "Faults are a list such as"),
+        ("p5.48xlarge", [{"fault": "gpu_los", "index": 1}], "There is no fault gpu_los; known are gpu_lost, gpu_missing"),
+        ("p5.48xlarge", [{"fault": "gpu_lost", "index": 8}], "gpu_lost cannot have index 8: p5.48xlarge has 8 GPUs, from 0 to 7."),
+        ("p5.48xlarge", [{"fault": "gpu_lost", "index": True}], "gpu_lost cannot have index true"),
+        ("p5.48xlarge", [{"fault": "gpu_lost"}], "gpu_lost cannot have index null"),
+        ("g5.xlarge", [{"fault": "efa_missing", "index": 0}], "efa_missing cannot have index 0: g5.xlarge has 0 EFA devices."),
+        ("p5.48xlarge", [{"fault": "slow", "index": 1}], "Fault slow has no index."),
+        ("p5.48xlarge", [{"fault": "slow", "factor": 0}], "Fault slow cannot have factor 0: give a number above 0"),
+        ("p5.48xlarge", [{"fault": "xid", "index": 0}], "Fault xid needs a code"),
+    ],
+)
+def test_faults_that_a_type_cannot_have(kind: str, faults: object, sentence: str) -> None:
+    with pytest.raises(stand_in.Refused) as refused:
+        stand_in.check_faults(rehearsal.rehearsal(kind), faults)
+    assert sentence in str(refused.value)
+
+
+# The programs by themselves
+
+
+@pytest.mark.parametrize("name", [*stand_in.names(rehearsal.rehearsal("p5.48xlarge")), "neuron-ls", "muster-rehearsal"])
+def test_a_real_node_has_no_use_for_a_stand_in(name: str, tmp_path: Path) -> None:
+    program = tmp_path / name
+    program.write_bytes(rehearsal.node_files("p5.48xlarge")["stand-in"])
+    done = subprocess.run([sys.executable, "-I", "-S", str(program)], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr == f"{name} is a stand-in of a rehearsal and this node rehearses nothing: install the vendor's program.\n"
+
+
+def test_a_program_that_the_type_does_not_use(node) -> None:
+    assert node("p5.48xlarge")("neuron-ls") == (1, "", "p5.48xlarge has no devices for neuron-ls.\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "hosts"),
+    [
+        ("compute-1", ["compute-1"]),
+        ("compute-[1-3,7],login-1", ["compute-1", "compute-2", "compute-3", "compute-7", "login-1"]),
+        ("a[08-10]b[1,3]", ["a08b1", "a08b3", "a09b1", "a09b3", "a10b1", "a10b3"]),
+    ],
+)
+def test_hosts_of_a_job(text: str, hosts: list[str]) -> None:
+    assert stand_in.expand(text) == hosts
+
+
+def test_tasks_of_a_job() -> None:
+    assert stand_in.tasks("8(x2),4", ["a", "b", "c"]) == [8, 8, 4]
+    assert stand_in.job(
+        {"SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_STEP_NODELIST": "a[1-2]", "SLURM_STEP_TASKS_PER_NODE": "2(x2)"}
+    ) == (
+        *(3, 1),
+        ["a1", "a1", "a2", "a2"],
+    )
