@@ -17,7 +17,7 @@ from __future__ import annotations
 from typing import Any, Optional
 
 from ansible_collections.muster.fleet.plugins.module_utils.health.nccl_bounds import ASKED, bounds
-from ansible_collections.muster.fleet.plugins.module_utils.health.nccl_results import ONCE, TWICE, ResultsError, human_size
+from ansible_collections.muster.fleet.plugins.module_utils.health.nccl_results import ONCE, ResultsError, human_size
 
 SCHEMA = "muster.nccl_results/1"
 # These round the count per rank down to 16 bytes, so the printed size may be up to 16 n below the one asked for, or 0.
@@ -178,10 +178,12 @@ def _ranks(table: dict[str, Any], expect: dict[str, Any]) -> list[str]:
     listed, wanted = table["ranks"], expect.get("ranks") or table["ranks"]
     low, high = table["ranks_between"]
     reasons = []
+    if table["ranks_missing"]:
+        reasons.append("the list of ranks is cut: it lacks %s" % ", ".join("rank %d" % rank for rank in table["ranks_missing"][:6]))
     if listed is not None and listed != wanted:
         reasons.append("%s expected, the output lists %d" % (_count(wanted, "rank"), listed))
-    if table["collective"] not in TWICE + ONCE:
-        # The ratio of these collectives is always 1, so only the list of ranks tells the number.
+    if not table["ratio_tells_ranks"]:
+        # busbw and algbw are always equal here, so only the list of ranks tells the number.
         return reasons if listed is not None else ["the rank count is not proven: the output lists no ranks"]
     if high is not None and low > high:
         return [*reasons, "the rank count is not proven: the rows' busbw/algbw contradict each other"]

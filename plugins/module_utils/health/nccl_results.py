@@ -4,8 +4,9 @@
 
 """Read the output of nccl-tests: `parse(text)` gives one table for each run of a collective.
 
-    table: {"program", "collective", "ranks", "ranks_proven", "ranks_between": [low, high|None], "hosts": [str], "copies",
-            "rows": [row], "damaged": [{"line", "text", "reason"}], "problems": [str], "failed_hosts": [str],
+    table: {"program", "collective", "hosts": [str], "copies", "rows": [row],
+            "ranks", "ranks_missing": [int], "ranks_proven", "ranks_between": [low, high|None], "ratio_tells_ranks",
+            "damaged": [{"line", "text", "reason"}], "problems": [str], "failed_hosts": [str],
             "requested": {"min_bytes", "max_bytes", "step", "step_kind": "factor"|"bytes"} | None, "reduced_max_bytes",
             "cpu_time", "concluded", "average_busbw", "out_of_bounds"}
     row: {"size", "count", "type", "redop", "root", "placement": "out_of_place"|"in_place", "time_us", "algbw", "busbw",
@@ -108,7 +109,8 @@ def parse(text: str, collective: Optional[str] = None) -> list[dict[str, Any]]:
                 )
             table = current[stream] = _table()
             tables.append(table)
-        table["last_line"] = number
+        if line.strip():
+            table["last_line"] = number
         if header:
             table["columns"] = [name for name in header.group("columns").split() if name != "timestamp"]
             table["prefix_fields"] = len(header.group("prefix").split())
@@ -281,15 +283,19 @@ def _finished(table: dict[str, Any], collective: Optional[str], problems: list[s
     rows = table["rows"]
     # Before June 2020 both bandwidths of these two were the same.
     early = named in ("all_gather", "reduce_scatter") and all("error" in row and row["algbw"] == row["busbw"] > 0 for row in rows)
-    low, high = (1, None) if early else _rank_interval(named, rows)
+    listed = {rank for rank, _group, _host in table["devices"]}
+    tells = named in TWICE + ONCE and not early
+    low, high = _rank_interval(named, rows) if tells else (1, None)
     if not early and named in _PLAIN and "cputime" not in table["columns"]:
         table["damaged"] += [row["_line"] for row in rows if not _agree(row)]
     result = {
         "program": table["program"],
         "collective": named if named in COLLECTIVES else None,
         "ranks": len(ranks) or None,
+        "ranks_missing": sorted(set(range(max(listed, default=-1))) - listed),
         "ranks_proven": low if low == high else None,
         "ranks_between": [low, high],
+        "ratio_tells_ranks": tells,
         "hosts": list(dict.fromkeys(host for _rank, _group, host in table["devices"])),
         "copies": max(1, listed_first),
         "rows": [{key: value for key, value in row.items() if not key.startswith("_")} for row in rows],
@@ -311,8 +317,6 @@ def _rank_interval(collective: Optional[str], rows: list[dict[str, Any]]) -> tup
     """
     weight = 2.0 if collective in TWICE else 1.0
     low, high = 1, math.inf
-    if collective not in TWICE + ONCE:
-        return 1, None
     for row in rows:
         half_alg, half_bus = row["_half"]
         if row["algbw"] <= half_alg:
