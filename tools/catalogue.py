@@ -40,6 +40,14 @@ GPUDirect RDMA.
 
 """
 TITLES = "| Type | vCPU | Memory GiB | Accelerators | GiB each | NVLink | EFA | Generation | Network | NVMe | CPU | Boot | bf16 TFLOP/s |"
+OTHERS = """
+## Types without support
+
+`begin.yml` and everything that asks the catalogue refuse these types of EC2 with this reason.
+
+| Types | Accelerator | Why |
+| --- | --- | --- |
+"""
 POINTS = """
 ## Published bus bandwidth
 
@@ -194,7 +202,8 @@ def runs(numbers: list[int]) -> list[list[int]]:
 
 
 def python(types: dict[str, Any], kept: dict[str, Any]) -> str:
-    text = f"{HEAD}TYPES = {types!r}\nACCELERATORS = {kept['accelerators']!r}\nBUSBW = {kept['busbw']!r}\n"
+    others = {name: [each["accelerator"], each["why"]] for each in kept["unsupported"] for name in each["types"]}
+    text = f"{HEAD}TYPES = {types!r}\nACCELERATORS = {kept['accelerators']!r}\nBUSBW = {kept['busbw']!r}\nUNSUPPORTED = {others!r}\n"
     ruff = [sys.executable, "-m", "ruff", "format", "--quiet", "--stdin-filename", "catalogue_data.py", "-"]
     return subprocess.run(ruff, input=text, capture_output=True, text=True, check=True, cwd=ROOT).stdout
 
@@ -256,7 +265,10 @@ def page(types: dict[str, Any], kept: dict[str, Any]) -> str:
         f"| {each['date']} | {each['stack']} |"
         for each in kept["busbw"]
     ]
-    return PAGE + "\n".join(lines) + "\n" + POINTS + "\n".join(points) + "\n"
+    others = [
+        f"| {', '.join(f'`{name}`' for name in each['types'])} | {each['accelerator']} | {each['why']} |" for each in kept["unsupported"]
+    ]
+    return PAGE + "\n".join(lines) + "\n" + OTHERS + "\n".join(others) + "\n" + POINTS + "\n".join(points) + "\n"
 
 
 def main(argv: list[str], root: Path = ROOT) -> int:

@@ -39,14 +39,14 @@ options:
     description: >-
       How instances are asked for: C(market), C(platform), C(managed), C(availability_zones), C(subnets), C(placement_group), C(public_ip),
       C(interfaces) (each with C(card), C(device) and C(type)), C(security_group) (C(from_self) and C(to_self)) and C(ami) (C(boot_mode),
-      C(arch) and C(system)).
+      C(arch) and C(system)) and C(threads_per_core).
     type: dict
     default: {}
   node:
     description: >-
       What was found on a node: C(kernel), C(boot_kernel_modules), C(lustre_kernels), C(held), C(gpl_symbols_blocked), C(services),
-      C(modules), C(mig), C(memlock_gib), C(efa_devices), C(container), C(files), C(efa_flags), C(pyxis_slurm), C(slurm), C(gres_autodetect)
-      and C(jwks_keys).
+      C(modules), C(mig), C(memlock_gib), C(huge_pages_2m), C(efa_devices), C(threads_per_core), C(slurm_threads_per_core), C(container),
+      C(files), C(efa_flags), C(pyxis_slurm), C(slurm), C(gres_autodetect) and C(jwks_keys).
     type: dict
     default: {}
   env:

@@ -75,7 +75,7 @@ def types_of(host: Host, wanted: Iterable[str] = ()) -> list[str]:
     named = list(wanted) or [host.instance_type] * bool(host.instance_type)
     if not named:
         return [name for name in catalogue.names() if _may_be(host, catalogue.instance_type(name))]
-    if not wanted and host.instance_type not in catalogue.names() and not set(host.groups) & ACCELERATED:
+    if not wanted and not catalogue.described(host.instance_type) and not set(host.groups) & ACCELERATED:
         return []
     return [catalogue.instance_type(name)["name"] for name in named]
 

@@ -95,12 +95,43 @@ def test_every_field_is_the_answers_or_corrected_with_a_source(name, answers):
     assert wrong == {field for corrected, field in CORRECTED if corrected == name}
 
 
-def test_no_accelerated_type_of_the_families_is_missing(answers):
-    # Parts of a GPU, inference chips, FPGAs and video cards train nothing.
-    left_out = {"g6f", "gr6f", "g4ad", "inf1", "inf2", "dl2q", "f2", "vt1"}
-    accelerated = {name for name, answer in answers.items() if re.match(r"(p\d|g\d|gr\d|trn)", name) and name.split(".")[0] not in left_out}
-    assert accelerated | set(KEPT["absent"]) == set(catalogue.names())
+def test_every_accelerated_type_of_ec2_is_supported_or_says_why_not(answers):
+    """The enum of EC2's API, which has types that DescribeInstanceTypes no longer or not yet lists."""
+    spec = importlib.util.find_spec("botocore")
+    assert spec and spec.submodule_search_locations
+    [path] = Path(spec.submodule_search_locations[0]).glob("data/ec2/2016-11-15/service-2.json*")
+    raw = path.read_bytes()
+    enum = json.loads(gzip.decompress(raw) if path.suffix == ".gz" else raw)["shapes"]["InstanceType"]["enum"]
+    # GPUs that are older than Volta, FPGAs and video cards.
+    left_out = {"p2", "g2", "g3", "g3s", "f1", "f2", "vt1"}
+    keys = ("GpuInfo", "NeuronInfo", "InferenceAcceleratorInfo", "FpgaInfo", "MediaAcceleratorInfo")
+    accelerated = {name for name in {*enum, *answers} if re.match(r"(p\d|g\d|gr\d|trn\d|inf\d|dl\d)", name)}
+    accelerated |= {name for name, answer in answers.items() if any(key in answer for key in keys)}
+    accelerated = {name for name in accelerated if name.split(".")[0] not in left_out}
+    unsupported = set(catalogue_data.UNSUPPORTED)
+    assert accelerated == set(catalogue.names()) | unsupported
+    assert not set(catalogue.names()) & unsupported
     assert not set(KEPT["absent"]) & set(answers)
+
+
+@pytest.mark.parametrize(("name", "why"), [(name, why) for name, (_accelerator, why) in catalogue_data.UNSUPPORTED.items()])
+def test_a_type_without_support_is_refused_with_the_reason(name, why):
+    with pytest.raises(catalogue.CatalogueError) as refused:
+        catalogue.instance_type(f"ml.{name}")
+    assert str(refused.value).startswith(f"Muster does not support {name} (")
+    assert str(refused.value).endswith(f": {why}; docs/catalogue.md lists the types that it supports.")
+    assert f"`{name}`" in (ROOT / "docs/catalogue.md").read_text()
+
+
+def test_facts_of_types_that_the_answer_lacks():
+    gb200, p3 = catalogue.instance_type("p6e-gb200.36xlarge"), catalogue.instance_type("p3.16xlarge")
+    assert (gb200["nvme"], gb200["nvme_total_gb"], gb200["ebs_gbps"], gb200["efa_counts"]) == (
+        {"count": 3, "size_gb": 7500},
+        22500,
+        60,
+        [4, 8, 16],
+    )
+    assert (p3["gpus"], p3["gpu_memory_gib"], p3["efa"], p3["boot_mode"], p3["nvlink"]) == (8, 16, 0, "legacy-bios", 300)
 
 
 def test_corrections_and_absent_types_say_why():

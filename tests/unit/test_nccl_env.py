@@ -20,7 +20,7 @@ NO_EFA = {**IFNAME, "NCCL_DEBUG": "WARN"}
 WITHOUT_EFA = {
     *(f"{family}.{size}" for family in ("g4dn", "g5", "g6", "g6e") for size in ("xlarge", "2xlarge", "4xlarge")),
     *(f"g5g.{size}" for size in ("xlarge", "2xlarge", "4xlarge", "8xlarge", "16xlarge", "metal")),
-    *("g7.2xlarge", "g7.4xlarge", "g7e.2xlarge", "g7e.4xlarge", "gr6.4xlarge"),
+    *("g7.2xlarge", "g7.4xlarge", "g7e.2xlarge", "g7e.4xlarge", "gr6.4xlarge", "p3.2xlarge", "p3.8xlarge", "p3.16xlarge"),
 }
 COPY_BY_GPU = {"g5.12xlarge", "g5.24xlarge", "g5.48xlarge", "g6.12xlarge", "g6.24xlarge", "g6.48xlarge"}
 NEURON = {"trn1.32xlarge", "trn1n.32xlarge", "trn2.3xlarge", "trn2.48xlarge", "trn2u.48xlarge"}

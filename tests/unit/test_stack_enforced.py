@@ -67,6 +67,11 @@ def test_a_host_without_accelerators_is_not_judged() -> None:
         types_of(host(kind="p5.49xlarge"))
 
 
+def test_a_type_without_support_is_refused_for_every_host() -> None:
+    with pytest.raises(CatalogueError, match=r"^Muster does not support dl1\.24xlarge \(Gaudi\): no role installs Habana's driver"):
+        judge_fleet([host(kind="dl1.24xlarge", groups=("muster_compute",))])
+
+
 def test_a_host_with_gpus_and_no_type_must_work_as_one_type() -> None:
     told = judge_fleet([host(kind="")])
     assert told["refused"] == [] and told["judged"]

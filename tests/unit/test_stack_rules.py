@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import ast
 import copy
 import re
 from pathlib import Path
@@ -14,7 +15,7 @@ import verdict_table
 
 from ansible_collections.muster.fleet.plugins.module_utils.hardware import catalogue
 from ansible_collections.muster.fleet.plugins.module_utils.stack.rule_case import RULES, Case
-from ansible_collections.muster.fleet.plugins.module_utils.stack.rules import judge, sentence, verdict
+from ansible_collections.muster.fleet.plugins.module_utils.stack.rules import PARTS, judge, sentence, verdict
 from ansible_collections.muster.fleet.plugins.plugin_utils import stack_files
 
 ROOT = Path(__file__).parents[2]
@@ -371,6 +372,19 @@ def test_a_missing_component_is_named() -> None:
 
 def test_an_older_version_counts_before_a_missing_one() -> None:
     assert told("p5-plugin", case(aws_ofi_nccl="1.6.0", efa=None))["says"] == "aws_ofi_nccl must be 1.7.3 or later and is 1.6.0"
+
+
+def test_every_type_that_a_rule_names_is_one_of_the_catalogue() -> None:
+    kinds = [catalogue.instance_type(name) for name in catalogue.names()]
+    words = set()
+    for part in PARTS:
+        tree = ast.parse(Path(part.__file__).read_text())
+        words |= {each.value for each in ast.walk(tree) if isinstance(each, ast.Constant) and isinstance(each.value, str)} - set(RULES)
+    named = {word for word in words if re.fullmatch(r"(p\d|g\d|gr\d|trn\d|inf\d|dl\d)[a-z0-9.-]*", word)}
+    assert {"p5en", "p6-b200", "p5.4xlarge", "trn2"} <= named
+    assert [word for word in named if not any(kind["name"].startswith(word) for kind in kinds)] == []
+    gpus = {word for word in words if re.fullmatch(r"G?B\d00|[AHV]\d00|[LT]\d+[GS]?|A10G|RTX .*", word)}
+    assert {"H200", "B300"} <= gpus <= {kind["gpu_model"] for kind in kinds}
 
 
 def test_the_worst_of_all_is_the_verdict() -> None:

@@ -24,7 +24,7 @@ from __future__ import annotations
 import re
 
 from ansible_collections.muster.fleet.plugins.module_utils.basics import closest
-from ansible_collections.muster.fleet.plugins.module_utils.hardware.catalogue_data import ACCELERATORS, BUSBW, TYPES
+from ansible_collections.muster.fleet.plugins.module_utils.hardware.catalogue_data import ACCELERATORS, BUSBW, TYPES, UNSUPPORTED
 
 HUGE_PAGES_MIB = 2 * 5128  # the huge pages that EFA's installer reserves on a node (EKS user guide)
 POD_HUGE_PAGES = "5120Mi"
@@ -42,6 +42,9 @@ def instance_type(name):
     """A new dictionary that describes a type; the name is that of EC2 or of SageMaker (`ml.` before it)."""
     name = str(name)
     plain = name[3:] if name.startswith("ml.") else name
+    if plain in UNSUPPORTED:
+        message = "Muster does not support %s (%s): %s; docs/catalogue.md lists the types that it supports."
+        raise CatalogueError(message % (plain, *UNSUPPORTED[plain]))
     if plain not in TYPES:
         near = [each for each in TYPES if plain and each.startswith(plain)] or closest(plain, TYPES, 3)
         remedy = "the nearest are " + ", ".join(near[:3]) if near else "docs/catalogue.md lists its types"
@@ -86,6 +89,11 @@ def model_of(device):
 def names():
     """All types, in the order of docs/catalogue.md."""
     return list(TYPES)
+
+
+def described(name):
+    """Whether the catalogue says anything of a type, be it that Muster does not support it. Others have no accelerator."""
+    return name in TYPES or name in UNSUPPORTED
 
 
 def count(nodes):

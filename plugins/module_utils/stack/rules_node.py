@@ -5,6 +5,7 @@
 
 kernel, boot_kernel, boot_kernel_modules [name], lustre_kernels [version], held [package], gpl_symbols_blocked
 services [enabled unit], modules [loaded name], mig, memlock_gib (0: unlimited), huge_pages_2m, efa_devices, threads_per_core
+slurm_threads_per_core (what Slurm's line of the node has, if not that of the type)
 container, files [path], efa_flags [flag], pyxis_slurm, slurm {slurmdbd, slurmctld, slurmd}, gres_autodetect, jwks_keys
 """
 
@@ -88,7 +89,7 @@ def efa_hugepages(case):
     source="Slurm slurm.conf manual; catalogue",
 )
 def node_threads(case):
-    found, right = case.found("threads_per_core"), case.type("threads_per_core")
+    found, right = case.found("threads_per_core"), case.node.get("slurm_threads_per_core") or case.type("threads_per_core")
     return broken_unless(found == right, "a core must have %d threads and has %d" % (right, found))
 
 

@@ -89,7 +89,7 @@ def _driver(name, gpus, oldest, source):
 
 b200_driver = _driver("b200-driver", ("B200", "GB200"), "570", "NVIDIA driver release notes, 570")
 g7e_driver = _driver("g7e-driver", ("RTX PRO 6000 Server",), "575", "NVIDIA driver release notes, 575")
-b300_driver = _driver("b300-driver", ("B300", "GB300"), "580", "NVIDIA driver release notes, 580")
+b300_driver = _driver("b300-driver", ("B300",), "580", "NVIDIA driver release notes, 580")
 g7_driver = _driver("g7-driver", ("RTX PRO 4500 Server",), "595", "NVIDIA driver release notes, 595; EKS AMI documentation")
 
 
@@ -119,11 +119,11 @@ def volta_last(case):
     return broken_unless(case.kernel_modules == "proprietary", "kernel_modules of nvidia_driver must be proprietary")
 
 
-@rule("driver-595-left", "stack", reason="branch 595 left P3, P3dn and the shared L4 out", source="EKS AMI documentation, 2026-07")
+@rule("driver-595-left", "stack", reason="branch 595 left P3 and P3dn out", source="EKS AMI documentation, 2026-07")
 def driver_595_left(case):
     if not case.nvidia:
         return None
-    return case.at_most("nvidia_driver", "594") if case.type("family") in ("p3", "p3dn", "g6f", "gr6f") else ""
+    return case.at_most("nvidia_driver", "594") if case.type("family") in ("p3", "p3dn") else ""
 
 
 @rule(
@@ -237,7 +237,7 @@ def cuda_blackwell(case):
 
 @rule("cuda-b300", "stack", reason="code for sm_103 came with CUDA 12.9", source="CUDA release notes 12.9; NCCL makefiles")
 def cuda_b300(case):
-    return case.at_least(("cuda", "12.9")) if case.type("gpu_model") in ("B300", "GB300") else None
+    return case.at_least(("cuda", "12.9")) if case.type("gpu_model") == "B300" else None
 
 
 @rule("cuda-hopper", "stack", reason="code for sm_90 came with CUDA 11.8", source="CUDA release notes 11.8")
