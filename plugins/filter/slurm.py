@@ -30,6 +30,9 @@ class FilterModule:
             "slurm_conf": conf.slurm_conf,
             "slurm_settings": conf.settings,
             "slurm_nodes": clear(conf.node_groups),
+            "slurm_compute_groups": conf.compute_groups,
+            "slurm_compute_partitions": conf.compute_partitions,
+            "slurm_nvlink_blocks": conf.nvlink_blocks,
             "slurm_hardware": clear(conf.parse_hardware),
             "slurm_faults": lambda config, **data: faults.faults(config, **data, environ=os.environ),
         }

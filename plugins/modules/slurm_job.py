@@ -154,6 +154,11 @@ nodes:
   type: list
   elements: str
   sample: [compute-1, compute-2]
+gpus_per_node:
+  description: How many GPUs the job asked for on each node.
+  returned: when the job is known
+  type: int
+  sample: 8
 submitted:
   description: When it was submitted, in UTC.
   returned: when the job is known

@@ -59,11 +59,16 @@ def _instances(client, filters, read, lock):
 
 
 def _topology(client):
-    """{instance id: its network nodes, from the top layer down}."""
+    """{instance id: muster_network_nodes, from the top layer down, and muster_ultraserver of the instances of UltraServers}."""
     types = [each for each in names() if instance_type(each)["topology_layers"]]
     filters = [{"Name": "instance-type", "Values": types}]
     pages = client.get_paginator("describe_instance_topology").paginate(Filters=filters, PaginationConfig={"PageSize": 100})
-    return {each["InstanceId"]: each["NetworkNodes"] for page in pages for each in page["Instances"]}
+    keys = {"muster_network_nodes": "NetworkNodes", "muster_ultraserver": "CapacityBlockId"}
+    return {
+        each["InstanceId"]: {ours: each[theirs] for ours, theirs in keys.items() if each.get(theirs)}
+        for page in pages
+        for each in page["Instances"]
+    }
 
 
 def _stop_times(client, instances):
@@ -142,8 +147,7 @@ def query(options, include, exclude, warn):
         for instance in answer:
             if instance["instance_id"] not in seen:
                 seen.add(instance["instance_id"])
-                if instance["instance_id"] in nodes:
-                    instance["muster_network_nodes"] = nodes[instance["instance_id"]]
+                instance.update(nodes.get(instance["instance_id"], {}))
                 found.append(instance)
     return (sorted(found, key=lambda each: each["instance_id"]), sorted(known)), not (failed or unknown)
 

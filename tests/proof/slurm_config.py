@@ -45,7 +45,11 @@ SITE = {
     "slurm_gres": [{"nodegroups": ["compute"], "params": {"Name": "gpu", "Type": "null", "File": ["/dev/null", "/dev/zero"]}}],
     "slurm_pam_adopt": {"admins": ["sudo", "adm"]},
     "slurm_partitions": [
-        {**LOCAL["slurm_partitions"][0], "params": {**LOCAL["slurm_partitions"][0]["params"], "AllowQos": ["normal", "urgent"]}}
+        {
+            "name": "main",
+            "nodegroups": ["compute"],
+            "params": {"Default": "YES", "OverSubscribe": "FORCE:2", "AllowQos": ["normal", "urgent"]},
+        }
     ],
 }
 SCRIPTS = {

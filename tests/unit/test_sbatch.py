@@ -36,6 +36,36 @@ def test_gpus_are_asked_for_where_there_are_some():
             rendered(launcher={"options": {option: 8}})
 
 
+def test_ranks_see_all_gpus_of_the_job_and_have_cpus_of_their_socket():
+    document = job.load({"name": "t", "command": ["x"], "procs_per_node": 8})
+    bound = " --gpu-bind=none --distribution=block:block --cpu-bind=cores "
+    assert bound in sbatch.render_sbatch(document, "0" * 64, "/x", gpus=8)
+    assert "-bind" not in sbatch.render_sbatch(document, "0" * 64, "/x")
+    document = job.load({"name": "t", "command": ["x"], "procs_per_node": 8, "launcher": {"launch": "torchrun"}})
+    script = sbatch.render_sbatch(document, "0" * 64, "/x", gpus=8)
+    assert " --gpu-bind=none torchrun " in script
+
+
+@pytest.mark.parametrize("change", [{}, {"launcher": {"launch": "torchrun"}}, {"image": "a/b:1"}])
+def test_the_nodes_environment_reaches_the_ranks_and_the_jobs_own_wins(tmp_path, change):
+    profile = tmp_path / "muster-nccl.sh"
+    lines = [
+        f'[ -n "${{{name}+set}}" ] || export {name}={value}\n' for name, value in [("NCCL_NET", "'AWS Libfabric'"), ("NCCL_DEBUG", "INFO")]
+    ]
+    profile.write_text("# Written by Muster (role nccl).\n" + "".join(lines))
+    script = rendered(env={"NCCL_DEBUG": "TRACE"}, **change).replace("/etc/profile.d", str(tmp_path))
+    for name, body in {
+        "scontrol": "echo node-1",
+        "srun": 'echo "$NCCL_NET,$NCCL_DEBUG"; printf "%s\\n" "$@" | grep container-env || true',
+    }.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_ID": "41", "SLURM_JOB_NODELIST": "node-1"}
+    done = subprocess.run(["bash"], input=script, env=environment, capture_output=True, text=True, check=False)
+    seen = "AWS Libfabric,TRACE\n" + ("--container-env=MASTER_ADDR,NCCL_DEBUG,NCCL_NET,NCCL_DEBUG\n" if "image" in change else "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, seen, "")
+
+
 def test_every_script_is_bash_and_runs_the_words_it_was_given(tmp_path):
     secret = tmp_path / "token"
     secret.write_text('it\'s a "secret"\n')

@@ -171,3 +171,72 @@ def test_an_unknown_instance_type_of_a_node_group():
     says = "The node group compute .slurm_nodegroups. has an unknown instance_type. The catalogue has no instance type p5.48; the nearest "
     with pytest.raises(logic.SlurmConfError, match=says):
         nodes(group(instance_type="p5.48"))
+
+
+GROUPS = {
+    "muster_compute": ["a", "b", "c", "d", "e"],
+    "muster_type_p5_48xlarge": ["c", "a"],
+    "muster_type_c7i_large": ["d"],
+    "muster_type_p6e_gb200_36xlarge": ["g1", "g2", "g3"],
+}
+
+
+def test_compute_hosts_of_one_type_are_one_group():
+    assert logic.compute_groups(["e", "x"], GROUPS) == [{"name": "compute", "hosts": ["e", "x"]}]
+    assert logic.compute_groups([], GROUPS) == [{"name": "compute", "hosts": []}]
+    typed = {"name": "compute", "hosts": ["a", "c"], "features": ["p5.48xlarge"], "instance_type": "p5.48xlarge", "measured": True}
+    assert logic.compute_groups(["a", "c"], GROUPS) == [typed]
+    # The catalogue has no types without accelerators.
+    assert logic.compute_groups(["d"], GROUPS) == [{"name": "compute", "hosts": ["d"], "features": ["c7i_large"]}]
+
+
+def test_compute_hosts_of_several_types_are_a_group_each():
+    groups = logic.compute_groups(GROUPS["muster_compute"], GROUPS)
+    assert [(each["name"], each["hosts"]) for each in groups] == [
+        ("p5.48xlarge", ["a", "c"]),
+        ("compute", ["b", "e"]),
+        ("c7i_large", ["d"]),
+    ]
+    assert logic.compute_partitions(groups, {"OverSubscribe": "NO"}) == [
+        {"name": "main", "nodegroups": ["p5.48xlarge", "compute", "c7i_large"], "params": {"Default": "YES", "OverSubscribe": "NO"}},
+        {"name": "p5.48xlarge", "nodegroups": ["p5.48xlarge"], "params": {"OverSubscribe": "NO"}},
+        {"name": "compute", "nodegroups": ["compute"], "params": {"OverSubscribe": "NO"}},
+        {"name": "c7i_large", "nodegroups": ["c7i_large"], "params": {"OverSubscribe": "NO"}},
+    ]
+    assert logic.compute_partitions(groups[:1]) == [{"name": "main", "nodegroups": ["p5.48xlarge"], "params": {"Default": "YES"}}]
+
+
+def test_a_measured_group_has_the_gpus_of_its_type_and_the_hardware_of_its_nodes():
+    [typed] = logic.compute_groups(["a", "c"], GROUPS)
+    [made] = logic.node_groups([typed], {"compute": HARDWARE}, 1)
+    assert made["lines"] == [{"nodes": ["a", "c"], "keys": f"{LINE} Features=p5.48xlarge Gres=gpu:h100:8"}]
+    assert made["gres"] == {"Name": "gpu", "Type": "h100", "File": "/dev/nvidia[0-7]"}
+    with pytest.raises(logic.SlurmConfError, match="The node group compute has no hardware"):
+        logic.node_groups([typed], {}, 1)
+
+
+def test_nodes_of_an_ultraserver_are_a_block():
+    hosts = [f"g{number}" for number in range(1, 21)]
+    of_type = {"muster_type_p6e_gb200_36xlarge": hosts}
+    blocks = logic.nvlink_blocks(hosts, of_type)
+    # 72 GPUs share NVLink, which are 18 nodes.
+    assert [(each["name"], each["nodes"]) for each in blocks["blocks"]] == [("nvlink-1", hosts[:18]), ("nvlink-2", hosts[18:])]
+    assert blocks["block_sizes"] == [2]
+    known = {**of_type, "muster_ultraserver_cb_2": hosts[::2], "muster_ultraserver_cb_1": hosts[1::2]}
+    blocks = logic.nvlink_blocks(hosts, known)
+    assert {each["name"]: each["nodes"] for each in blocks["blocks"]} == {"cb_2": hosts[::2], "cb_1": hosts[1::2]}
+    assert blocks["block_sizes"] == [10]
+
+
+def test_nodes_without_shared_nvlink_have_no_blocks():
+    assert logic.nvlink_blocks(["a", "c"], GROUPS) == {}
+    assert logic.nvlink_blocks(["a", "g1"], GROUPS) == {}
+    assert logic.nvlink_blocks([], GROUPS) == {}
+
+
+@pytest.mark.parametrize("kind", logic.catalogue.names())
+def test_every_type_makes_a_group_that_the_templates_take(kind):
+    group = f"muster_type_{kind.replace('.', '_').replace('-', '_')}"
+    [made] = logic.compute_groups(["n"], {group: ["n"]})
+    assert made["instance_type"] == kind
+    assert logic.node_groups([made], {"compute": HARDWARE}, 1)

@@ -261,3 +261,31 @@ def test_the_default_state_folder_is_not_shared_by_two_controllers():
     [said] = told(merged, own={}, controllers=["c-1", "c-2"])
     assert said.startswith("The controllers c-1 and c-2 need one folder for their state")
     assert told(merged, own=merged, controllers=["c-1", "c-2"]) == []
+
+
+P5, G5 = {"g1": "p5.48xlarge", "g2": "p5.48xlarge"}, {"g1": "p5.48xlarge", "g2": "g5.xlarge"}
+
+
+@pytest.mark.parametrize(
+    ("group", "types", "gpu_hosts", "sentence"),
+    [
+        (GPUS, G5, [], "has hosts of several instance types (g5.xlarge: g2, p5.48xlarge: g1); give each type a node group of its own."),
+        (
+            TYPED,
+            {"g1": "g5.xlarge", "g2": ""},
+            [],
+            "has the instance_type p5.48xlarge and its host g1 is a g5.xlarge; correct one of them.",
+        ),
+        ({"name": "gpu", "hosts": ["c9", "g1"]}, P5, ["g1"], "has the GPU node g1 and no GPUs, so no job would see one; put the node into"),
+    ],
+)
+def test_node_groups_that_contradict_the_types_of_their_hosts(group, types, gpu_hosts, sentence):
+    lines = [] if "instance_type" in group else [{"nodegroups": ["gpu"], "params": {"Name": "gpu", "File": "/dev/nvidia[0-7]"}}]
+    [said] = told(nodegroups=[*DATA["nodegroups"], group], gres_lines=lines, types=types, gpu_hosts=gpu_hosts)
+    assert sentence in said
+
+
+@pytest.mark.parametrize("group", [GPUS, TYPED, {**TYPED, "measured": True}])
+def test_node_groups_that_agree_with_the_types_of_their_hosts(group):
+    lines = [] if "instance_type" in group else [{"nodegroups": ["gpu"], "params": {"Name": "gpu", "File": "/dev/nvidia[0-7]"}}]
+    assert told(nodegroups=[*DATA["nodegroups"], group], gres_lines=lines, types=P5, gpu_hosts=["g1", "g2"]) == []

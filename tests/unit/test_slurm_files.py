@@ -25,6 +25,8 @@ BLOCKS = {"blocks": [{"name": "b1", "nodegroups": ["compute"]}, {"name": "b2", "
 GPUS = {"name": "gpu", "hosts": ["g-1.example.org", "g-2"], "instance_type": "p5.48xlarge", "features": ["fast", "az1"]}
 DATABASE = {"host": "db-1", "password_env": "SLURM_TEST_PASSWORD"}
 COMPUTE = {"name": "compute", "hosts": ["compute-1", "compute-2"]}
+# The inventory groups of instance types.
+TYPES = {"muster_type_p5_48xlarge": ["p5-1", "p5-2"], "muster_type_p6e_gb200_36xlarge": ["gb-1", "gb-2", "gb-3"]}
 # The variables of each case; `version` is the controller's Slurm and `release` its Debian.
 CASES: dict[str, dict] = {
     "the role's defaults": {},
@@ -100,6 +102,8 @@ CASES: dict[str, dict] = {
         "slurm_partitions": [{"name": "main", "nodegroups": ["compute"], "params": {"Topology": "nvlink"}}],
         "version": "26.05.5",
     },
+    "an UltraServer": {"slurm_compute_hosts": TYPES["muster_type_p6e_gb200_36xlarge"]},
+    "several instance types": {"slurm_compute_hosts": ["compute-1", "compute-2", *TYPES["muster_type_p5_48xlarge"]]},
     "Debian 12": {"release": "12", "version": "22.05.8"},
 }
 FILES = (
@@ -115,7 +119,8 @@ def rendered(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict]:
         (folder / kind).symlink_to(ROOT / "roles/slurm" / kind)
     (folder / "check.sh").write_text("#!/bin/sh\n")
     nodes = {f"{name}-{number}": {} for name in ("controller", "compute") for number in (1, 2)}
-    nodes["controller-1"] = {"__slurm_hardware": {"compute": HARDWARE}}
+    nodes |= {name: {} for members in TYPES.values() for name in members}
+    nodes["controller-1"] = {"__slurm_hardware": {"compute": HARDWARE, "p5.48xlarge": HARDWARE}}
     nodes["compute-2"] = {"slurm_node_params": {"CPUSpecList": "0", "RealMemory": 2000}}
     play = []
     cases = {}
@@ -148,7 +153,8 @@ def rendered(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict]:
         ],
     }
     (folder / "play.yml").write_text(json.dumps([play]))
-    (folder / "hosts.yml").write_text(json.dumps({"all": {"hosts": {**nodes, **cases}}}))
+    groups = {name: {"hosts": dict.fromkeys(members)} for name, members in TYPES.items()}
+    (folder / "hosts.yml").write_text(json.dumps({"all": {"hosts": {**nodes, **cases}, "children": groups}}))
     os.environ["SLURM_TEST_PASSWORD"] = "Zq8"
     done = run_playbook(folder, "-i", folder / "hosts.yml", folder / "play.yml")
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr

@@ -68,6 +68,14 @@ def test_a_job_runs_once_and_its_result_is_stored(tmp_path):
     assert ("sbatch", True) in controller.asked and ("scontrol", True) not in controller.asked
 
 
+def test_the_result_says_how_many_gpus_were_asked_for(tmp_path):
+    script = "#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --gpus-per-node=8\n"
+    _changed, found, _written = bring(tmp_path, Controller(scontrol=[said("scontrol_job_done")]), files={"job.sbatch": script})
+    assert found["gpus_per_node"] == 8
+    assert slurm_job.asked_gpus("#SBATCH --gpus-per-node=h100:4\n") == 4
+    assert slurm_job.asked_gpus("#!/bin/bash\n") == 0
+
+
 def test_rerun_puts_the_old_result_aside(tmp_path):
     controller = Controller(scontrol=[said("scontrol_job_done")])
     bring(tmp_path, controller)

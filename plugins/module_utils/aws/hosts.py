@@ -279,6 +279,8 @@ def fleet_groups(instance, accelerators):
         if tags.get(tag):
             names.append(prefix + tags[tag])
     names += ["muster_layer%d_%s" % item for item in enumerate(instance.get("muster_network_nodes", ()), 1)]
+    if instance.get("muster_ultraserver"):
+        names.append("muster_ultraserver_" + instance["muster_ultraserver"])
     return names
 
 

@@ -173,6 +173,12 @@ def slurm_gres_line(name):
     return {"Name": "gpu", "Type": slurm_gres_type(have), "File": "/dev/nvidia%s" % ("[0-%d]" % last if last else "0")}
 
 
+def nodes_of_nvlink(name):
+    """How many nodes share one NVLink domain: 1, or those of an UltraServer."""
+    have = instance_type(name)
+    return max(have["nvlink_domain"] // have["gpus"], 1)
+
+
 def spare_memory_mib(have):
     """The memory of a node that one job may use: all but EFA's huge pages and a tenth for the system and its agents."""
     return int((have["memory_mib"] - (HUGE_PAGES_MIB if have["efa"] else 0)) * 0.9)

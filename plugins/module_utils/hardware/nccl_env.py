@@ -63,7 +63,7 @@ def nccl_env(kind, stack):
             )
     else:
         put("NCCL_DEBUG", "WARN", "NCCL prints warnings and errors only", "NCCL environment variables")
-    if kind["family"].startswith("p6e-"):
+    if kind["nvlink_domain"] > kind["gpus"]:
         put("NCCL_MNNVL_ENABLE", "1", "nodes of an UltraServer share NVLink", "awsome-distributed-ai, nccl-tests-gb200")
         put("NCCL_NVLS_ENABLE", "1", "the switches of an UltraServer reduce by themselves", "awsome-distributed-ai, nccl-tests-gb200")
     if kind["family"] in COPY_BY_GPU and kind["gpus"] > 1:

@@ -48,6 +48,15 @@ STOP_AT = """\
 for at in %s; do
   if [ "$(date +%%s)" -lt "$at" ] && [ "$at" -lt "$MUSTER_STOP_AT" ]; then MUSTER_STOP_AT=$at; fi
 done"""
+# Roles nccl and neuron write the variables of the node's instance type and stack into these files. The job's own env comes later and wins.
+NODE_ENVIRONMENT = """\
+for file in /etc/profile.d/muster-nccl.sh /etc/profile.d/muster-neuron.sh; do
+  if [ -r "$file" ]; then . "$file"; fi
+done"""
+# In a container the image's own value of a variable would win, unless --container-env names it.
+CONTAINER_ENVIRONMENT = """\
+files="/etc/profile.d/muster-nccl.sh /etc/profile.d/muster-neuron.sh"
+container_env=%s$(sed -n 's/.*export \\([A-Za-z0-9_]*\\)=.*/,\\1/p' $files 2>/dev/null | tr -d '\\n' || true)"""
 # The same names that torchrun gives to a rank, so a program need not know what started it.
 RANK_ENVIRONMENT = 'export RANK="$SLURM_PROCID" LOCAL_RANK="$SLURM_LOCALID" WORLD_SIZE="$SLURM_NTASKS" LOCAL_WORLD_SIZE=%d; exec "$@"'
 RETRY = """\
@@ -107,6 +116,7 @@ def render_sbatch(document, identity, folder, stop_at=(), gpus=0):
         if value is not None and value is not False:
             lines.append("#SBATCH --%s%s" % (option, "" if value is True else "=%s" % value))
     lines.append(PREAMBLE.rstrip() % {"time_limit": document["time_limit"], "folder": shlex.quote(folder)})
+    lines.append(NODE_ENVIRONMENT)
     if stop_at:
         lines.append(STOP_AT % " ".join(str(at) for at in sorted(set(map(seconds, stop_at)))))
     if document["venv"]:
@@ -117,11 +127,20 @@ def render_sbatch(document, identity, folder, stop_at=(), gpus=0):
 
     # --cpus-per-task is repeated because srun inherits it from sbatch in some versions only (not from 22.05 to 23.11).
     srun = ["srun", "--mpi=%s" % launcher["mpi"], "--kill-on-bad-exit=1", "--cpus-per-task=%d" % cpus]
+    if gpus:
+        # Each rank takes the GPU of its local number, and NCCL reaches the others' memory only where the rank may open them.
+        srun.append("--gpu-bind=none")
+        # The ranks of a socket are neighbours, so that a rank's CPUs are near its GPU and NIC.
+        srun += ["--distribution=block:block", "--cpu-bind=cores"] if tasks > 1 else []
     if document["image"]:
         srun.append("--container-image=%s" % document["image"])
     if document["mounts"]:
         srun.append("--container-mounts=%s" % ",".join(document["mounts"]))
     start = " ".join(shlex.quote(word) for word in srun)
+    if document["image"]:
+        names = sorted([*document["env"], *document["secrets"], "MASTER_ADDR"])
+        lines.append(CONTAINER_ENVIRONMENT % ",".join(names))
+        start += ' --container-env="$container_env"'
     if torchrun:
         start += ' torchrun --nnodes=%d --nproc-per-node=%d --rdzv-backend=c10d --rdzv-id="$SLURM_JOB_ID"' % (document["nodes"], ranks)
         start += ' --rdzv-endpoint="$MASTER_ADDR:$MASTER_PORT" --no-python --'

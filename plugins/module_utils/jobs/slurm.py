@@ -16,6 +16,7 @@ import errno
 import fcntl
 import json
 import os
+import re
 import stat
 import tempfile
 import time
@@ -79,7 +80,13 @@ def decide(state, stored, live, rerun, retry):
     return "submit" if retry else "refuse"
 
 
-def result(name, identity, output, record, stored=False):
+def asked_gpus(script):
+    """The GPUs on each node that a batch script asks for."""
+    found = re.search(r"^#SBATCH --gpus-per-node=(?:\w+:)?(\d+)$", script, re.MULTILINE)
+    return int(found.group(1)) if found else 0
+
+
+def result(name, identity, output, record, *, stored=False, gpus=0):
     """The `muster.job_result/1` of a record from slurm.job_record() or slurm.accounting_record(); times as ISO 8601 in UTC."""
     elapsed = record.get("elapsed_s")
     if elapsed is None and record["started"] and record["ended"]:
@@ -96,6 +103,7 @@ def result(name, identity, output, record, stored=False):
         "reason": record["reason"],
         "exit_code": code,
         "nodes": record["nodes"],
+        "gpus_per_node": gpus,
         "submitted": _iso(record["submitted"]),
         "started": _iso(record["started"]),
         "ended": _iso(record["ended"]),
@@ -353,7 +361,7 @@ def bring(runner, *, state, files, options=(), rerun=False, retry=False, check_m
     kept = None
 
     def say(record, stored=False):
-        return result(runner.name, runner.identity, store.output, record, stored)
+        return result(runner.name, runner.identity, store.output, record, stored=stored, gpus=asked_gpus(store.read("job.sbatch")))
 
     def end(job_id):
         found = say(runner.wait(job_id))

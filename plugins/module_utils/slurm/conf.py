@@ -5,11 +5,15 @@
 
 from __future__ import annotations
 
+import re
+
 from ansible_collections.muster.fleet.plugins.module_utils.hardware import catalogue
 
 # The keys of `slurmd -C` that a node line needs: CPUs follows from them, and UpTime is not hardware.
 HARDWARE_KEYS = ("Boards", "SocketsPerBoard", "CoresPerSocket", "ThreadsPerCore", "RealMemory")
 OMIT = "omit"
+# The inventories put each host of an instance type into such a group, and each host of an UltraServer into one of its own.
+TYPE_GROUP, NVLINK_GROUP = "muster_type_", "muster_ultraserver_"
 
 
 class SlurmConfError(ValueError):
@@ -75,7 +79,71 @@ def with_type(group):
     params = group.get("params") or {}
     if gres and not own_gres(group):
         params = {**params, "Gres": gres}
-    return {**group, "hardware": group.get("hardware") or hardware, "params": params}
+    return {**group, "hardware": group.get("hardware") or (None if group.get("measured") else hardware), "params": params}
+
+
+def kinds_of(hosts, groups):
+    """{instance type: its hosts} in the order of the hosts; "" is for hosts without one.
+
+    groups: {inventory group: hosts}. A type that the catalogue does not have, one without accelerators, keeps the name of its group.
+    """
+    known = {re.sub(r"\W", "_", name): name for name in catalogue.names()}
+    kinds: dict = {}
+    for group, members in groups.items():
+        if group.startswith(TYPE_GROUP):
+            name = group[len(TYPE_GROUP) :]
+            kinds.update(dict.fromkeys(members, known.get(name, name)))
+    found: dict = {}
+    for host in hosts:
+        found.setdefault(kinds.get(host, ""), []).append(host)
+    return found
+
+
+def compute_groups(hosts, groups):
+    """The default of slurm_nodegroups: the group `compute`, or a group for each instance type when there are several.
+
+    Nodes of a type have its GPUs, and its name as a feature. Their CPUs and memory are measured, as on every other node.
+    """
+    kinds, out = kinds_of(hosts, groups), []
+    for kind, members in kinds.items():
+        group = {"name": kind if kind and len(kinds) > 1 else "compute", "hosts": members}
+        if kind:
+            group["features"] = [kind]
+        if kind in catalogue.names():
+            group.update(instance_type=kind, measured=True)
+        out.append(group)
+    return out or [{"name": "compute", "hosts": []}]
+
+
+def compute_partitions(groups, params=None):
+    """The default of slurm_partitions: `main` with all nodes, and beside it a partition for each node group when there are several."""
+    more = params or {}
+    names = [group["name"] for group in groups]
+    own = [{"name": name, "nodegroups": [name], "params": dict(more)} for name in names if len(names) > 1]
+    return [{"name": "main", "nodegroups": names, "params": {"Default": "YES", **more}}, *own]
+
+
+def nvlink_blocks(hosts, groups):
+    """The default of slurm_topology: a block for each NVLink domain where every host shares NVLink with others; otherwise {}.
+
+    The inventory knows which hosts are one UltraServer. Hosts of which it does not are taken in its order, as many as a domain has.
+    """
+    kinds = kinds_of(hosts, groups)
+    sizes = [catalogue.nodes_of_nvlink(kind) if kind in catalogue.names() else 1 for kind in kinds]
+    if not sizes or min(sizes) == 1:
+        return {}
+    domains = {group[len(NVLINK_GROUP) :]: members for group, members in groups.items() if group.startswith(NVLINK_GROUP)}
+    domain_of = {host: name for name, members in sorted(domains.items()) for host in members}
+    blocks: dict = {}
+    for (_kind, members), size in zip(kinds.items(), sizes):
+        unknown = [host for host in members if host not in domain_of]
+        for host in members:
+            name = domain_of.get(host) or "nvlink-%d" % (unknown.index(host) // size + 1)
+            blocks.setdefault(name, []).append(host.split(".")[0])
+    return {
+        "blocks": [{"name": name, "nodes": members} for name, members in blocks.items()],
+        "block_sizes": [min(map(len, blocks.values()))],
+    }
 
 
 def gres_of_type(group, devices):

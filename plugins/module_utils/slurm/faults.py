@@ -11,7 +11,7 @@ import re
 from ansible_collections.muster.fleet.plugins.module_utils.basics import nearest
 from ansible_collections.muster.fleet.plugins.module_utils.slurm import services
 from ansible_collections.muster.fleet.plugins.module_utils.slurm.accounting import SlurmAccountingError, associations, order, parent_of
-from ansible_collections.muster.fleet.plugins.module_utils.slurm.conf import SlurmConfError, gres_of_type, topologies, with_type
+from ansible_collections.muster.fleet.plugins.module_utils.slurm.conf import SlurmConfError, gres_of_type, own_gres, topologies, with_type
 
 
 def names_in(text):
@@ -175,6 +175,34 @@ def gres(config, nodegroups, devices):
     return found
 
 
+def types_of(nodegroups, types, gpu_hosts):
+    """Sentences about node groups whose hosts differ from each other or from the group, and about GPUs that Slurm would not know."""
+    found, with_gpus = [], set(gpu_hosts)
+    for group in nodegroups:
+        kinds: dict = {}
+        for host in group["hosts"]:
+            if types.get(host):
+                kinds.setdefault(types[host], host)
+        named = group.get("instance_type")
+        if len(kinds) > 1:
+            message = (
+                "The node group %s (slurm_nodegroups) has hosts of several instance types (%s); give each type a node group of its own."
+            )
+            found.append(message % (group["name"], ", ".join("%s: %s" % item for item in sorted(kinds.items()))))
+        for kind, host in kinds.items():
+            if named and len(kinds) == 1 and kind != named:
+                message = "The node group %s (slurm_nodegroups) has the instance_type %s and its host %s is a %s; correct one of them."
+                found.append(message % (group["name"], named, host, kind))
+        bare = [host for host in group["hosts"] if host in with_gpus]
+        if bare and not named and not own_gres(group):
+            message = (
+                "The node group %s (slurm_nodegroups) has the GPU node %s and no GPUs, so no job would see one; put the node into the"
+                " inventory group of its type, such as muster_type_p5_48xlarge, or give the node group an instance_type or a Gres."
+            )
+            found.append(message % (group["name"], bare[0]))
+    return found
+
+
 def network(topology, nodegroups, partitions):
     """Sentences about the topologies, and about partitions that name one."""
     names = [named["name"] for named in topologies(topology)] if topology else []
@@ -279,10 +307,13 @@ def faults(
     rest=None,
     secrets="",
     environ=None,
+    types=None,
+    gpu_hosts=(),
 ):
     """All sentences about the settings of role slurm; with `version` only those about what that version of Slurm cannot do.
 
     `config` has the role's defaults, `own` only the site's settings: the default state folder is no shared folder of several controllers.
+    types: {compute host: its instance type or ""}.
     """
     if version is not None:
         return of_version(version, topology or {}, partitions, scripts)
@@ -294,7 +325,12 @@ def faults(
             lines += [{"nodegroups": [group["name"]], "params": line}] if line else []
     except SlurmConfError as error:
         return [str(error)]
-    found = groups(typed, partitions) + gres(config, typed, lines) + accounting(config, qos, accounts, users, partitions)
+    found = (
+        groups(typed, partitions)
+        + types_of(nodegroups, types or {}, gpu_hosts)
+        + gres(config, typed, lines)
+        + accounting(config, qos, accounts, users, partitions)
+    )
     found += network(topology or {}, typed, partitions) + known_keys("slurm_job_container", job_container, JOB_CONTAINER_KEYS)
     found += adoption(config, pam_adopt) + site_scripts(scripts)
     return found + services.faults(

@@ -30,3 +30,7 @@ def test_the_file_has_the_variables_of_the_filter(host):
 def test_a_login_shell_has_the_environment(host):
     shown = host.check_output("env -i bash -lc 'env' | grep ^NCCL_ | sort")
     assert shown.splitlines() == sorted(ENVIRONMENT.splitlines())
+
+
+def test_a_login_shell_keeps_a_value_that_is_set(host):
+    assert host.check_output("env -i NCCL_DEBUG=TRACE bash -lc 'echo $NCCL_DEBUG'") == "TRACE"

@@ -33,3 +33,9 @@ def test_only_its_own_key_signs_the_repository(host):
 def test_manifest_has_the_packages(host):
     entry = json.loads(host.file("/etc/muster/manifest.json").content_string)["components"]["neuron"]
     assert (entry["version"], entry["packages"]) == ("2.27.4.0", PACKAGES)
+
+
+def test_login_shells_have_the_environment_of_the_type(host):
+    command = "bash -lc 'echo $FI_PROVIDER $FI_EFA_USE_DEVICE_RDMA'"
+    assert host.check_output(command) == "efa 1"
+    assert host.check_output("FI_PROVIDER=tcp " + command) == "tcp 1"

@@ -1,0 +1,40 @@
+# Copyright: the Muster developers
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+from __future__ import annotations
+
+from ansible.errors import AnsibleFilterError
+
+from ansible_collections.muster.fleet.plugins.module_utils.jobs import document, fleet, sbatch
+
+
+def clear(function):
+    """Turn the sentence of a JobError into Ansible's error."""
+
+    def wrapped(*args, **kwargs):
+        try:
+            return function(*args, **kwargs)
+        except document.JobError as error:
+            raise AnsibleFilterError(str(error)) from error
+
+    return wrapped
+
+
+def job_script(data):
+    """The batch script of a document that does not run here."""
+    job = document.load(data)
+    identity = document.identity(job)
+    gpus = 0 if job["gpus_per_node"] == "all" else job["gpus_per_node"]
+    return sbatch.render_sbatch(job, identity, "/fsx/muster/jobs/%s-%s" % (job["name"], identity[:12]), (), gpus)
+
+
+class FilterModule:
+    """Filters for the jobs that prove a fleet."""
+
+    def filters(self):
+        return {
+            "fleet_parts": clear(fleet.parts),
+            "collective_jobs": clear(fleet.collectives),
+            "training_jobs": clear(fleet.training),
+            "job_script": clear(job_script),
+        }

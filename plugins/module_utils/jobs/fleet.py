@@ -1,0 +1,215 @@
+# Copyright: the Muster developers
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The jobs that prove a fleet, from the instance types of its nodes: collectives and a short training.
+
+A job runs on one type, so a fleet of several types has jobs for each. The nodes of a rehearsal have the devices of their type and no
+GPU: they train the small model on their CPUs, and `real` is the document that nodes of the type would run.
+"""
+
+from __future__ import annotations
+
+import re
+
+from ansible_collections.muster.fleet.plugins.module_utils.hardware import catalogue
+from ansible_collections.muster.fleet.plugins.module_utils.jobs.document import JobError
+
+OPS = ["all_reduce", "all_gather", "reduce_scatter", "broadcast", "alltoall", "sendrecv"]
+COLLECTIVES = {"ops": OPS, "min_bytes": 8, "max_bytes": "64M", "iterations": 5, "backend": "gloo", "procs_per_node": 1, "time_limit": 30}
+TRAINING = {
+    "model": "tiny",
+    "procs_per_node": 1,
+    "cpus_per_proc": 1,
+    "steps": 60,
+    "batch_size": 8,
+    "checkpoint_freq": 10,
+    "backend": "gloo",
+    "time_limit": 60,
+    "retries": 3,
+    "tokens": 2000000,
+    "folder": "/fsx/home/muster/training",
+    "lr": 3e-3,
+    "args": [],
+}
+# The first that fits: memory of a GPU in GiB and GPUs of a node, both at least, and the model whose whole state and a sample they hold
+# (python -m trainer estimate). It need not be the largest: the job proves the way to the GPUs, and writes its checkpoints in seconds.
+MODELS = ((80, 4, "llama-3.1-8b"), (40, 1, "llama-3.2-1b"), (0, 1, "reference"))
+LARGEST = 16 << 30  # bytes of the largest message, unless the network is fast only from larger ones on
+
+
+def type_of(name):
+    """The catalogue's entry of a node's type; None for one that it does not have, which has no accelerators."""
+    try:
+        return catalogue.instance_type(name) if name else None
+    except catalogue.CatalogueError:
+        return None
+
+
+def kinds(hosts, types):
+    """{instance type: its hosts}; "" is for hosts without one."""
+    found: dict = {}
+    for host in hosts:
+        found.setdefault(types.get(host) or "", []).append(host)
+    return found
+
+
+def largest_message(have):
+    """The largest message of a sweep in bytes: nccl-tests keeps three buffers of it on each GPU."""
+    quarter = have["gpu_memory_mib"] << 18
+    return min(1 << quarter.bit_length() - 1, max(LARGEST, have["full_speed_bytes"]))
+
+
+def size(number):
+    """Bytes as nccl-tests reads them: 16G."""
+    for power, unit in ((30, "G"), (20, "M")):
+        if number >> power and not number % (1 << power):
+            return "%d%s" % (number >> power, unit)
+    return str(number)
+
+
+def settings(have):
+    """({settings of the collectives}, {settings of the training}) on a type; those of CPUs for None and for types without NVIDIA GPUs."""
+    if not have or have["accelerator"] != "nvidia":
+        return COLLECTIVES, TRAINING
+    gpus = have["gpus"]
+    collectives = {"backend": "nccl", "procs_per_node": gpus, "max_bytes": size(largest_message(have)), "iterations": 20}
+    model = next(model for memory, least, model in MODELS if have["gpu_memory_gib"] >= memory and gpus >= least)
+    training = {"backend": "nccl", "model": model, "procs_per_node": gpus, "cpus_per_proc": max(have["vcpus"] // gpus, 1)}
+    return {**COLLECTIVES, **collectives}, {**TRAINING, **training, "batch_size": 1, "checkpoint_freq": 30, "lr": 3e-4}
+
+
+def partition_of(kind):
+    """The name of the partition that a fleet of several types has for one of them (slurm.conf.compute_groups)."""
+    return (kind if type_of(kind) else re.sub(r"\W", "_", kind)) or "compute"
+
+
+def parts(everyone, types, hosts=None, rehearsed=(), gpu_hosts=()):
+    """[{type, have, hosts, suffix, partition, rehearsed}] of the types whose nodes jobs may use.
+
+    everyone: all compute hosts; types: {host: instance type or ""}; hosts: those that passed their checks; rehearsed: those of a rehearsal;
+    gpu_hosts: those with GPUs. Raises JobError for a node whose GPUs no job would use.
+    """
+    usable = set(everyone if hosts is None else hosts)
+    for host in everyone:
+        if host in gpu_hosts and (type_of(types.get(host)) or {}).get("accelerator") != "nvidia":
+            message = "The GPU node %s has the instance_type %s, from which no job follows; name its type as docs/catalogue.md does."
+            raise JobError(message % (host, types.get(host) or "''"))
+    groups = kinds(everyone, types)
+    out = []
+    for kind, members in groups.items():
+        proven = [host for host in members if host in usable]
+        if proven:
+            several = len(groups) > 1
+            out.append(
+                {
+                    "type": kind,
+                    "have": type_of(kind),
+                    "hosts": proven,
+                    "suffix": "-" + partition_of(kind).lower() if several else "",
+                    "partition": partition_of(kind) if several else "",
+                    "rehearsed": bool(set(proven) & set(rehearsed)),
+                }
+            )
+    return out
+
+
+def collectives(fleet, asked, trainer, prefix):
+    """The jobs that measure the collectives: [{document, op, type, hosts, ranks, floors, real, skip}].
+
+    fleet: from parts(); asked: the user's muster_collectives; trainer: {venv, env}; prefix: folder of nccl-tests.
+    skip: why nothing is measured, "" otherwise.
+    """
+    out = []
+    for part in fleet:
+        want = {**settings(part["have"])[0], **asked}
+        nodes = len(part["hosts"])
+        base = {"nodes": nodes, "time_limit": int(want["time_limit"])}
+        launcher = {"kind": "slurm", "mpi": "pmix", "partition": asked.get("partition") or part["partition"]}
+        ranks = int(want["procs_per_node"])
+        common = {"type": part["type"], "hosts": part["hosts"], "ranks": nodes * ranks, "floors": want.get("floors") or [], "real": None}
+        common["skip"] = "one rank: nothing crosses a wire" if nodes * ranks == 1 else ""
+        sweep = ["-b", str(want["min_bytes"]), "-e", str(want["max_bytes"]), "-f", "2", "-n", str(want["iterations"])]
+        if want["backend"] == "gloo":
+            command = ["python", "-m", "trainer.collectives", "--ops", ",".join(want["ops"]), *sweep, "--backend", "gloo"]
+            document = {
+                **base,
+                "name": "collectives" + part["suffix"],
+                "procs_per_node": ranks,
+                "venv": trainer["venv"],
+                "env": trainer["env"],
+                "command": command,
+                "launcher": launcher,
+            }
+            out.append({**common, "op": "", "document": document})
+            continue
+        for op in want["ops"]:
+            document = {
+                **base,
+                "name": "nccl%s-%s" % (part["suffix"], op),
+                "procs_per_node": ranks,
+                "gpus_per_node": ranks,
+                "command": ["%s/bin/%s_perf" % (prefix, op), *sweep, "-g", "1", "-c", "1"],
+                "launcher": launcher,
+            }
+            job = {**common, "op": op, "document": document}
+            if part["rehearsed"]:
+                # The stand-in prints the table of all ranks by itself; a rank of its own for each GPU would need a CPU each.
+                short = {**document, "procs_per_node": 1, "command": ["%s_perf" % op, *document["command"][1:]]}
+                job = {**job, "document": short, "real": document}
+            out.append(job)
+    return out
+
+
+def training(fleet, asked, trainer):
+    """The jobs that train: [{document, type, hosts, settings, data, real}]; arguments as for collectives()."""
+    out = []
+    for part in fleet:
+        real = {**settings(part["have"])[1], **asked}
+        runs = {**TRAINING, **asked, "backend": "gloo"} if part["rehearsed"] else real
+        document, data = _training(part, runs, trainer, asked)
+        job = {"type": part["type"], "hosts": part["hosts"], "settings": runs, "data": data, "document": document, "real": None}
+        if part["rehearsed"]:
+            job["real"] = _training(part, real, trainer, asked)[0]
+        out.append(job)
+    return out
+
+
+def _training(part, want, trainer, asked):
+    """(document, folder of its data)."""
+    data, rate = "%s/data-%s" % (want["folder"], want["tokens"]), float(want["lr"])
+    command = [
+        "bash",
+        "-c",
+        # A requeued job keeps its number, so it resumes from its checkpoints; RERUN gets a new number and starts again.
+        'exec "$@" --checkpoint_dir %s/checkpoints-$SLURM_JOB_ID' % want["folder"],
+        "train",
+        *["python", "-m", "trainer", "train"],
+        *["--model", want["model"], "--dataset_path", data, "--checkpoint_freq", str(want["checkpoint_freq"])],
+        *[
+            "--train_batch_size",
+            str(want["batch_size"]),
+            "--max_steps",
+            str(want["steps"]),
+            "--lr",
+            "%g" % rate,
+            "--min_lr",
+            "%g" % (rate / 10),
+        ],
+        *["--warmup", "0.1", "--backend", want["backend"]],
+        *map(str, want["args"]),
+    ]
+    document = {
+        "name": "train" + part["suffix"],
+        "nodes": len(part["hosts"]),
+        "procs_per_node": int(want["procs_per_node"]),
+        "cpus_per_proc": int(want["cpus_per_proc"]),
+        "time_limit": int(want["time_limit"]),
+        "retries": int(want["retries"]),
+        "venv": trainer["venv"],
+        "env": trainer["env"],
+        "command": command,
+        "launcher": {"kind": "slurm", "mpi": "none", "partition": asked.get("partition") or part["partition"]},
+    }
+    if want["backend"] == "nccl":
+        document["gpus_per_node"] = int(want["procs_per_node"])
+    return document, data

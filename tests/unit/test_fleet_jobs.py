@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright: the Muster developers
+"""The jobs that prove a fleet follow from the instance types of its nodes."""
+
+from __future__ import annotations
+
+import pytest
+from ansible.errors import AnsibleFilterError
+
+from ansible_collections.muster.fleet.plugins.filter.jobs import FilterModule, job_script
+from ansible_collections.muster.fleet.plugins.module_utils.hardware import catalogue
+from ansible_collections.muster.fleet.plugins.module_utils.jobs import document as documents
+from ansible_collections.muster.fleet.plugins.module_utils.jobs import fleet
+from trainer.devices import machine_of
+from trainer.estimate.search import best
+from trainer.models import shape_of
+
+TRAINER = {"venv": "/opt/muster/venv", "env": {"PYTHONPATH": "/fsx/muster/trainer/1"}}
+
+
+def nodes(*types: str) -> dict[str, str]:
+    return {f"node-{number}": kind for number, kind in enumerate(types, 1)}
+
+
+def collectives(*types: str, asked: dict | None = None, **more) -> list[dict]:
+    have = nodes(*types)
+    return fleet.collectives(fleet.parts(list(have), have, **more), asked or {}, TRAINER, "/opt/nccl-tests")
+
+
+def training(*types: str, asked: dict | None = None, **more) -> list[dict]:
+    have = nodes(*types)
+    return fleet.training(fleet.parts(list(have), have, **more), asked or {}, TRAINER)
+
+
+def value(job: dict, flag: str) -> str:
+    command = job["document"]["command"]
+    return command[command.index(flag) + 1]
+
+
+# (gpus, largest message, model, CPUs of a rank), kept by hand: the catalogue could be wrong as well.
+EXPECTED = {
+    "p5.48xlarge": (8, "16G", "llama-3.1-8b", 24),
+    "p4d.24xlarge": (8, "8G", "llama-3.2-1b", 12),
+    "p4de.24xlarge": (8, "16G", "llama-3.1-8b", 12),
+    "g5.xlarge": (1, "4G", "reference", 4),
+    "g5.12xlarge": (4, "4G", "reference", 12),
+    "p6-b300.48xlarge": (8, "64G", "llama-3.1-8b", 24),
+    "p6e-gb200.36xlarge": (4, "16G", "llama-3.1-8b", 36),
+}
+
+
+@pytest.mark.parametrize("kind", EXPECTED)
+def test_gpu_nodes_run_nccl_with_a_rank_for_each_gpu(kind):
+    gpus, largest, model, cpus = EXPECTED[kind]
+    jobs = collectives(kind, kind)
+    assert [job["op"] for job in jobs] == fleet.OPS
+    for job in jobs:
+        wanted = job["document"]
+        assert (wanted["nodes"], wanted["procs_per_node"], wanted["gpus_per_node"]) == (2, gpus, gpus)
+        assert wanted["command"][0] == f"/opt/nccl-tests/bin/{job['op']}_perf"
+        assert (value(job, "-e"), value(job, "-c"), job["ranks"], job["skip"], job["real"]) == (largest, "1", 2 * gpus, "", None)
+    [job] = training(kind, kind)
+    wanted = job["document"]
+    assert (wanted["procs_per_node"], wanted["gpus_per_node"], wanted["cpus_per_proc"]) == (gpus, gpus, cpus)
+    assert (value(job, "--backend"), value(job, "--model"), job["real"]) == ("nccl", model, None)
+
+
+@pytest.mark.parametrize("kind", ["", "c7i.8xlarge", "trn1.32xlarge"])
+def test_nodes_without_nvidia_gpus_run_on_gloo(kind):
+    [job] = collectives(kind, kind)
+    assert job["document"]["command"][:3] == ["python", "-m", "trainer.collectives"]
+    assert (value(job, "--backend"), job["ranks"], "gpus_per_node" in job["document"]) == ("gloo", 2, False)
+    [job] = training(kind, kind)
+    assert (value(job, "--backend"), value(job, "--model"), job["document"]["name"]) == ("gloo", "tiny", "train")
+
+
+def test_one_rank_measures_nothing():
+    assert [job["skip"] for job in collectives("")] == ["one rank: nothing crosses a wire"]
+    assert {job["skip"] for job in collectives("g5.xlarge")} == {"one rank: nothing crosses a wire"}
+
+
+def test_a_fleet_of_several_types_has_jobs_for_each():
+    jobs = training("p5.48xlarge", "g5.xlarge", "p5.48xlarge", "c7i.8xlarge")
+    seen = [(job["document"]["name"], job["hosts"], job["document"]["launcher"]["partition"], value(job, "--backend")) for job in jobs]
+    assert seen == [
+        ("train-p5.48xlarge", ["node-1", "node-3"], "p5.48xlarge", "nccl"),
+        ("train-g5.xlarge", ["node-2"], "g5.xlarge", "nccl"),
+        ("train-c7i_8xlarge", ["node-4"], "c7i_8xlarge", "gloo"),
+    ]
+
+
+def test_nodes_that_failed_get_no_job_and_their_type_keeps_its_partition():
+    [job] = training("p5.48xlarge", "g5.xlarge", hosts=["node-1"])
+    assert (job["document"]["nodes"], job["document"]["launcher"]["partition"]) == (1, "p5.48xlarge")
+
+
+def test_the_users_settings_replace_the_derived_ones():
+    [job] = training("p5.48xlarge", asked={"model": "llama-3.2-1b", "procs_per_node": 2, "lr": "1e-4", "partition": "mine"})
+    assert (value(job, "--model"), value(job, "--lr"), value(job, "--min_lr")) == ("llama-3.2-1b", "0.0001", "1e-05")
+    assert (job["document"]["gpus_per_node"], job["document"]["launcher"]["partition"]) == (2, "mine")
+    [job] = collectives(
+        "p5.48xlarge", "p5.48xlarge", asked={"ops": ["all_reduce"], "max_bytes": "1G", "floors": [{"min_size": 1, "busbw": 2.0}]}
+    )
+    assert (value(job, "-e"), job["floors"]) == ("1G", [{"min_size": 1, "busbw": 2.0}])
+    [job] = collectives("p5.48xlarge", asked={"backend": "gloo", "procs_per_node": 2})
+    assert value(job, "--backend") == "gloo"
+
+
+def test_a_rehearsal_trains_on_cpus_and_keeps_the_job_of_the_type():
+    kind = "p5.48xlarge"
+    [job] = training(kind, kind, rehearsed=["node-1", "node-2"])
+    [real] = training(kind, kind)
+    assert (value(job, "--backend"), value(job, "--model"), job["document"]["procs_per_node"]) == ("gloo", "tiny", 1)
+    assert job["real"] == real["document"]
+    for job, real in zip(collectives(kind, kind, rehearsed=["node-1", "node-2"]), collectives(kind, kind), strict=True):
+        assert job["real"] == real["document"]
+        assert (job["document"]["procs_per_node"], job["document"]["command"][0], job["ranks"]) == (1, f"{job['op']}_perf", 16)
+
+
+@pytest.mark.parametrize("kind", ["", "p5.48xlage", "trn1.32xlarge"])
+def test_a_gpu_node_of_an_unknown_type_is_refused(kind):
+    parts = FilterModule().filters()["fleet_parts"]
+    with pytest.raises(AnsibleFilterError, match=r"The GPU node node-1 has the instance_type .*, from which no job follows; name its type"):
+        parts(["node-1"], {"node-1": kind}, None, [], ["node-1"])
+
+
+@pytest.mark.parametrize("kind", catalogue.names())
+def test_every_type_has_valid_jobs_and_a_model_that_fits(kind):
+    for job in collectives(kind, kind) + training(kind, kind):
+        documents.load(job["document"])
+    have = catalogue.instance_type(kind)
+    if have["accelerator"] == "nvidia":
+        [job] = training(kind)
+        wanted = dict.fromkeys(
+            (
+                "tensor_parallel_degree",
+                "pipeline_parallel_degree",
+                "context_parallel_degree",
+                "expert_parallel_degree",
+                "hybrid_shard_degree",
+            ),
+            1,
+        )
+        wanted |= {"train_batch_size": 1, "gradient_accumulation_steps": 1, "sharding_strategy": "full", "activation_checkpointing": "none"}
+        assert best(shape_of(value(job, "--model"), None, {}), machine_of(kind), 1, wanted).fits
+
+
+def test_the_script_of_the_type():
+    [job] = training("p5.48xlarge", "p5.48xlarge", rehearsed=["node-1", "node-2"])
+    script = job_script(job["real"])
+    for line in ("#SBATCH --nodes=2", "#SBATCH --ntasks-per-node=8", "#SBATCH --gpus-per-node=8", "#SBATCH --cpus-per-task=24"):
+        assert line + "\n" in script
+    assert "--backend nccl" in script
