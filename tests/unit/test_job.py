@@ -95,6 +95,10 @@ def test_a_job_gets_all_gpus_of_its_nodes_unless_it_says_otherwise(wanted, nodes
     job.check_gpus(document, have)
 
 
+def test_a_job_without_gpus_runs_everywhere():
+    job.check_gpus(job.load({**SMALL, "gpus_per_node": 0}), {})
+
+
 def test_more_gpus_than_the_nodes_have_are_refused():
     document = job.load({**SMALL, "nodes": 2, "gpus_per_node": 8})
     job.check_gpus(document, {"a": 8, "b": 8})
@@ -135,7 +139,8 @@ def test_more_ranks_than_cpus_is_refused():
 )
 def test_a_job_is_told_when_its_nodes_are_taken_away(nodes, told):
     tasks = yaml.safe_load((Path(__file__).parents[2] / "playbooks/tasks/run_job.yml").read_text())
-    text = tasks[0]["block"][0]["muster.fleet.slurm_job"]["stop_at"]
+    [task] = [task for task in tasks if "block" in task]
+    text = task["block"][0]["muster.fleet.slurm_job"]["stop_at"]
     hostvars = {name: {"muster_stop_at": at} if at else {} for name, at in nodes.items()}
     variables = {"groups": {"muster_compute": list(nodes)} if nodes else {}, "hostvars": hostvars}
     assert Templar(loader=DataLoader(), variables=variables).template(trust_as_template(text)) == told

@@ -234,7 +234,7 @@ def gpus_per_node(document, gpus):
 def check_gpus(document, gpus):
     """Refuse a document that asks for more GPUs than its nodes have; gpus as for gpus_per_node(). Raises JobError."""
     wanted = document["gpus_per_node"]
-    if wanted == "all":
+    if wanted in ("all", 0):
         return
     fitting = sum(1 for count in gpus.values() if count >= wanted)
     if fitting < document["nodes"]:
