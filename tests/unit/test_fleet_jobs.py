@@ -115,6 +115,7 @@ def test_a_rehearsal_trains_on_cpus_and_keeps_the_job_of_the_type():
     for job, real in zip(collectives(kind, kind, rehearsed=["node-1", "node-2"]), collectives(kind, kind), strict=True):
         assert job["real"] == real["document"]
         assert (job["document"]["procs_per_node"], job["document"]["command"][0], job["ranks"]) == (1, f"{job['op']}_perf", 16)
+        assert (value(job, "-g"), job["type"]) == ("8", kind)
 
 
 @pytest.mark.parametrize("kind", ["", "p5.48xlage", "trn1.32xlarge"])

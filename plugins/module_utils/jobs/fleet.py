@@ -117,7 +117,7 @@ def collectives(fleet, asked, trainer, prefix):
     """The jobs that measure the collectives: [{document, op, type, hosts, ranks, floors, real, skip}].
 
     fleet: from parts(); asked: the user's muster_collectives; trainer: {venv, env}; prefix: folder of nccl-tests.
-    skip: why nothing is measured, "" otherwise.
+    type: whose bandwidths the job must reach, "" without GPUs; skip: why nothing is measured, "" otherwise.
     """
     out = []
     for part in fleet:
@@ -126,7 +126,8 @@ def collectives(fleet, asked, trainer, prefix):
         base = {"nodes": nodes, "time_limit": int(want["time_limit"])}
         launcher = {"kind": "slurm", "mpi": "pmix", "partition": asked.get("partition") or part["partition"]}
         ranks = int(want["procs_per_node"])
-        common = {"type": part["type"], "hosts": part["hosts"], "ranks": nodes * ranks, "floors": want.get("floors") or [], "real": None}
+        kind = part["type"] if want["backend"] == "nccl" else ""
+        common = {"type": kind, "hosts": part["hosts"], "ranks": nodes * ranks, "floors": want.get("floors") or [], "real": None}
         common["skip"] = "one rank: nothing crosses a wire" if nodes * ranks == 1 else ""
         sweep = ["-b", str(want["min_bytes"]), "-e", str(want["max_bytes"]), "-f", "2", "-n", str(want["iterations"])]
         if want["backend"] == "gloo":
@@ -153,8 +154,8 @@ def collectives(fleet, asked, trainer, prefix):
             }
             job = {**common, "op": op, "document": document}
             if part["rehearsed"]:
-                # The stand-in prints the table of all ranks by itself; a rank of its own for each GPU would need a CPU each.
-                short = {**document, "procs_per_node": 1, "command": ["%s_perf" % op, *document["command"][1:]]}
+                # One process for all GPUs of a node, because each rank would need a CPU. The stand-in is on PATH.
+                short = {**document, "procs_per_node": 1, "command": ["%s_perf" % op, *sweep, "-g", str(ranks), "-c", "1"]}
                 job = {**job, "document": short, "real": document}
             out.append(job)
     return out
