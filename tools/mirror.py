@@ -9,14 +9,23 @@ Package repositories are too large for this: their keys are fetched, and the add
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "collections"))
 
+from ansible_collections.muster.fleet.plugins.module_utils import paths
 from ansible_collections.muster.fleet.plugins.module_utils.stack.document import StackError, downloads, mirrored
 from ansible_collections.muster.fleet.plugins.plugin_utils import stack_files
-from ansible_collections.muster.fleet.plugins.plugin_utils.downloads import DownloadError, check_key, check_signature, check_sum, fetch
+from ansible_collections.muster.fleet.plugins.plugin_utils.downloads import (
+    DownloadError,
+    check_key,
+    check_signature,
+    check_sum,
+    fetch,
+    fingerprint_of,
+)
 
 
 def file_of(url: str, to: Path) -> Path:
@@ -26,10 +35,13 @@ def file_of(url: str, to: Path) -> Path:
 def check(download: dict, to: Path) -> None:
     """Raise DownloadError unless the files of one download are what the stack says."""
     signature, url = download.get("signature"), download["url"]
+    if signature:
+        key = file_of(signature["key"], to)
+        fingerprint = fingerprint_of(signature, key, paths.lock_file(os.environ))
     if download["kind"] == "repository":
-        check_key(file_of(signature["key"], to), signature["fingerprint"], url)
+        check_key(key, fingerprint, url)
     elif signature:
-        check_signature(file_of(url, to), file_of(signature["url"], to), file_of(signature["key"], to), signature["fingerprint"], url)
+        check_signature(file_of(url, to), file_of(signature["url"], to), key, fingerprint, url)
     else:
         check_sum(file_of(url, to), download["sha256"], url)
 
@@ -37,8 +49,6 @@ def check(download: dict, to: Path) -> None:
 def fill(download: dict, to: Path, source: str, wait: float) -> str:
     """Fetch or check one download and return a line about it. Raises DownloadError."""
     signature, url = download.get("signature"), download["url"]
-    if "unverified" in download:
-        raise DownloadError(f"{url} is not verified ({download['unverified']}); make stack-sums says what is to be committed.")
     needed = [signature["key"]] if signature else []
     if download["kind"] == "url":
         needed += [signature["url"]] if signature else []

@@ -23,6 +23,7 @@ from ansible_collections.muster.fleet.plugins.plugin_utils.downloads import (
     check_signature,
     check_sum,
     fetch,
+    fingerprint_of,
     sha256,
 )
 
@@ -33,19 +34,18 @@ def look(download: dict, folder: Path, mirror: str, wait: float) -> str:
     if signature:
         fetch(signature["key"], folder / "key", mirror, wait)
     if download["kind"] == "repository":
-        if not signature:
-            raise DownloadError(f"{download['url']} names no key ({download['unverified']}); find its fingerprint in two places.")
-        check_key(folder / "key", signature["fingerprint"], download["url"])
-        return f"the key is {signature['fingerprint']}"
+        fingerprint = fingerprint_of(signature, folder / "key", folder / "lock.json")
+        check_key(folder / "key", fingerprint, download["url"])
+        return f"the key is {fingerprint}" + (f"; only HTTPS vouches for it ({signature['https']})" if "https" in signature else "")
     fetch(download["url"], file, mirror, wait)
     if signature:
         fetch(signature["url"], folder / "signature", mirror, wait)
-        check_signature(file, folder / "signature", folder / "key", signature["fingerprint"], download["url"])
-        return f"signed by {signature['fingerprint']}, sha256: {sha256(file)}"
-    if download.get("sha256"):
-        check_sum(file, download["sha256"], download["url"])
-        return f"sha256: {download['sha256']} as committed"
-    return f"sha256: {sha256(file)} to commit instead of `unverified`, after comparing it with its maker's own"
+        fingerprint = fingerprint_of(signature, folder / "key", folder / "lock.json")
+        check_signature(file, folder / "signature", folder / "key", fingerprint, download["url"])
+        return f"signed by {fingerprint}, sha256: {sha256(file)}"
+    found = sha256(file)
+    check_sum(file, download["sha256"], download["url"])
+    return f"sha256: {found} as committed"
 
 
 def main(argv: list[str], wait: float = 1.0) -> int:

@@ -39,8 +39,9 @@ class ActionModule(ActionBase):
         # Check mode does not download gigabytes: a file that is missing here counts as a change.
         if self._task.check_mode and not here.exists():
             return {**result, "changed": True, "file": str(here)}
+        lock_file = self._templar.template((task_vars or {}).get("muster_lock_file")) or paths.lock_file(os.environ)
         try:
-            here = cached(source, Path(folder))
+            here = cached(source, Path(folder), Path(lock_file).expanduser())
         except DownloadError as error:
             return {**result, "failed": True, "msg": str(error)}
         if not dest:

@@ -23,9 +23,23 @@ def stack_source(stack, component, system, arch, mirror=""):
     return logic.redirected(logic.source_of(stack, component, system, arch), mirror)
 
 
-def stack_refusals(stack, components, system, arch):
+def stack_refusals(stack, components, system, arch, require_signed=False):
     """One sentence for each of the components that cannot be installed there."""
-    return [said for said in (logic.refusal(stack, name, system, arch) for name in components) if said]
+    return [said for said in (logic.refusal(stack, name, system, arch, require_signed) for name in components) if said]
+
+
+def stack_doubts(table, names, stack, system, arch, *, require_signed=False):
+    """The components of a host whose roles must be asked, because the stack refuses something of them or only HTTPS vouches for it."""
+
+    def doubtful(name):
+        return name not in stack or logic.refusal(stack, name, system, arch, require_signed) or logic.notice(stack, name, system, arch)
+
+    return [entry["name"] for entry in table if entry["name"] in names and any(doubtful(each) for each in entry.get("stack", {}))]
+
+
+def stack_verified(stack, components, system, arch):
+    """How the downloads of these components are verified."""
+    return logic.verified(stack, components, system, arch)
 
 
 def stack_faults(names):
@@ -63,6 +77,8 @@ class FilterModule:
         return {
             "stack_source": stack_source,
             "stack_refusals": stack_refusals,
+            "stack_doubts": stack_doubts,
+            "stack_verified": stack_verified,
             "stack_faults": stack_faults,
             "stack_overrides": stack_overrides,
             "nccl_env": nccl_env,

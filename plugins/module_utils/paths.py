@@ -1,7 +1,7 @@
 # Copyright: the Muster developers
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The folders of a fleet's state, and of the caches that all fleets share."""
+"""The folders of a fleet's state, and of the caches and the lock file that all fleets share."""
 
 from __future__ import annotations
 
@@ -30,6 +30,11 @@ def state_dir(fleet: str, env: Mapping[str, str]) -> Path:
 def cache_dir(env: Mapping[str, str]) -> Path:
     """The folder of all fleets' caches: images, packages, archives."""
     return _base(env, "XDG_CACHE_HOME", ".cache") / "muster"
+
+
+def lock_file(env: Mapping[str, str]) -> Path:
+    """The site's lock file, which all fleets of this user share: keys that Muster pinned when it first fetched them."""
+    return _base(env, "XDG_STATE_HOME", ".local/state") / "muster" / "lock.json"
 
 
 def _base(env: Mapping[str, str], variable: str, default: str) -> Path:

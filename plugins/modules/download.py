@@ -14,6 +14,8 @@ description:
   - The controller downloads the file into its cache, where its name is its checksum, and copies it to the node when it differs.
   - Hosts and playbooks that need the same file download it once. An interrupted download or an answer 5xx is tried again.
   - Compares the SHA-256, or checks the signature and the fingerprint of its key. Removes a file that fails and names it.
+  - Where only HTTPS vouches for a key, the first fetch writes its fingerprint into the site's lock file C(muster_lock_file), and a key with
+    another one is refused from then on. A folder as C(muster_mirror) counts as HTTPS does, an address with C(http://) does not.
 attributes:
   check_mode:
     description: Downloads nothing; a file that is not in the cache counts as a change.

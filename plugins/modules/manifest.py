@@ -63,6 +63,10 @@ options:
         C(rule_overrides), without a change of any component.
     type: dict
     default: {}
+  verified:
+    description: How the component's downloads were verified, as the filter P(muster.fleet.stack_verified#filter) says it.
+    type: str
+    default: ""
   refused:
     description: Reasons why the component cannot be installed on this node. With O(state=compare) the module fails with the first one.
     type: list
@@ -154,6 +158,7 @@ def main():
             "again": {"type": "bool", "default": False},
             "stack": {"type": "dict"},
             "rule_overrides": {"type": "dict", "default": {}},
+            "verified": {"type": "str", "default": ""},
             "refused": {"type": "list", "elements": "str", "default": []},
             "space": {"type": "dict", "default": {}},
             "path": {"type": "path", "default": logic.PATH},
@@ -204,6 +209,7 @@ def main():
                     version=params["version"],
                     seconds=seconds,
                     now=stamp,
+                    verified=params["verified"],
                 )
                 document["packages"] = installed
                 document["stack"] = params["stack"] or document["stack"]

@@ -19,10 +19,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ansible_collections.muster.fleet.plugins.module_utils.stack.document import mirrored
+from ansible_collections.muster.fleet.plugins.module_utils.stack.pins import PinError, parse, pinned, render
 
 TRIES = 4
 PART = ".part"
 BLOCK = 1 << 20
+# A repository's key for which only HTTPS vouches is fetched again after a day, so that a change of it is noticed.
+KEY_SECONDS = 86400
 FULL = (errno.ENOSPC, errno.EDQUOT)
 CANNOT_WRITE = (*FULL, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST)
 # What gpg says of a signature that fits but no longer counts: as a status line, and as the validity of a key.
@@ -95,6 +98,8 @@ def _go_on(address: str, part: Path) -> None:
     have = part.stat().st_size if part.exists() else 0
     request = urllib.request.Request(address, headers={"Range": f"bytes={have}-"} if have and not address.startswith("file:") else {})
     with urllib.request.build_opener().open(request, timeout=60) as answer:
+        if address.startswith("https:") and not answer.geturl().startswith("https:"):
+            raise DownloadError(f"{address} redirects to {answer.geturl()}, which is not HTTPS; do not use it.")
         follows = getattr(answer, "status", None) == 206
         expected = answer.headers.get("Content-Length")
         free = shutil.disk_usage(part.parent).free
@@ -112,14 +117,14 @@ def cached_path(source: dict, cache: Path) -> tuple[Path, str]:
     """(path of a source's file in the cache, what to download). Without a checksum its name is made of address and fingerprint."""
     signature = source.get("signature")
     url = signature["key"] if source["kind"] == "repository" else source["url"]
-    proof = source.get("sha256") or hashlib.sha256(f"{url} {signature['fingerprint']}".encode()).hexdigest()
+    proof = source.get("sha256") or hashlib.sha256(f"{url} {signature.get('fingerprint', 'https')}".encode()).hexdigest()
     return cache / "downloads" / f"{proof[:16]}-{url.rsplit('/', 1)[-1]}", url
 
 
-def cached(source: dict, cache: Path, wait: float = 1.0) -> Path:
+def cached(source: dict, cache: Path, lock_file: Path, wait: float = 1.0) -> Path:
     """The verified file of a source as `stack.source_of` gives it, downloaded when it is not in the cache. For a repository, its key alone.
 
-    Hosts and playbooks that want the same wait for each other, so that it is fetched once.
+    lock_file: the site's lock file. Hosts and playbooks that want the same wait for each other, so that it is fetched once.
     """
     signature = source.get("signature")
     path, url = cached_path(source, cache)
@@ -128,23 +133,47 @@ def cached(source: dict, cache: Path, wait: float = 1.0) -> Path:
             path.unlink()  # it was changed after its download
         if not path.exists():
             fetch(url, path, wait=wait)
+        elif source["kind"] == "repository" and "https" in signature and time.time() - path.stat().st_mtime > KEY_SECONDS:
+            with suppress(DownloadError):  # the lock file vouches for the one that is here
+                fetch(url, path, wait=wait)
         if not signature:
             check_sum(path, source["sha256"], url)
             return path
         key, detached = (path.with_name(path.name + end) for end in (".key", ".sig"))
-        if source["kind"] == "repository":
-            return _only_key(path, key, signature["fingerprint"], source["repository"])
         try:
+            if source["kind"] == "repository":
+                return _only_key(path, key, fingerprint_of(signature, path, lock_file), source["repository"])
             if not (key.exists() and detached.exists()):
                 fetch(signature["key"], key, wait=wait)
                 fetch(signature["url"], detached, wait=wait)
-            check_signature(path, detached, key, signature["fingerprint"], url)
+            check_signature(path, detached, key, fingerprint_of(signature, key, lock_file), url)
         except DownloadError:
             # The next run must not find a file that failed its check.
             for each in (path, key, detached):
                 each.unlink(missing_ok=True)
             raise
     return path
+
+
+def fingerprint_of(signature: dict, key: Path, lock_file: Path) -> str:
+    """The fingerprint that a key must have: the stack's, or the one in the lock file, which gets it when the key is first fetched."""
+    if "fingerprint" in signature:
+        return signature["fingerprint"]
+    if signature["key"].startswith("http://"):
+        raise DownloadError(f"Only HTTPS vouches for the key {signature['key']}; name a mirror with https:// or a folder in muster_mirror.")
+    url = signature.get("published_at", signature["key"])
+    with writing(lock_file.parent, str(lock_file)), _locked(lock_file):
+        text = lock_file.read_text(encoding="utf-8") if lock_file.exists() else ""
+        try:
+            keys = parse(text, lock_file)
+            after = pinned(keys, url, _primary_keys(key), time.strftime("%Y-%m-%d", time.gmtime()), lock_file)
+        except PinError as error:
+            raise DownloadError(str(error)) from error
+        if after != keys:
+            part = lock_file.with_name(lock_file.name + PART)
+            part.write_text(render(after), encoding="utf-8")
+            os.replace(part, lock_file)
+    return after[url]["fingerprint"]
 
 
 @contextmanager
@@ -157,11 +186,7 @@ def _locked(path: Path):
 
 def _only_key(path: Path, to: Path, fingerprint: str, url: str) -> Path:
     """The key of this fingerprint alone, from a file that may have others, as text that apt and rpm read."""
-    try:
-        check_key(path, fingerprint, url)
-    except DownloadError:
-        path.unlink()
-        raise
+    check_key(path, fingerprint, url)
     with tempfile.TemporaryDirectory(prefix="muster-gpg-") as home:
         _gpg(home, "--import", str(path))
         try:
@@ -209,19 +234,29 @@ def check_signature(path: Path, signature: Path, key: Path, fingerprint: str, ur
 
 def check_key(key: Path, fingerprint: str, url: str) -> None:
     """Raise DownloadError unless the file has the key of this fingerprint, and it is neither revoked nor expired."""
-    with tempfile.TemporaryDirectory(prefix="muster-gpg-") as home:
-        said = _gpg(home, "--with-colons", "--show-keys", str(key))
-    found: dict[str, str] = {}  # fingerprint to validity; gpg prints the validity of a key in the line before
-    validity = ""
-    for fields in (line.split(":") for line in said.splitlines()):
-        if fields[0] in ("pub", "sub"):
-            validity = fields[1]
-        elif fields[0] == "fpr":
-            found[fields[9]] = validity
+    found = {each: validity for each, validity, _primary in _keys(key)}
     if fingerprint not in found:
         raise DownloadError(f"The key of {url} has the fingerprint {next(iter(found), 'of no key')} and the stack says {fingerprint}.")
     if found[fingerprint] in STALE:
         raise DownloadError(f"{url} is signed by the key {fingerprint}, {STALE[found[fingerprint]]}; {NEWER}.")
+
+
+def _primary_keys(key: Path) -> list[str]:
+    return [each for each, _validity, primary in _keys(key) if primary]
+
+
+def _keys(key: Path) -> list[tuple[str, str, bool]]:
+    """(fingerprint, gpg's letter of its validity, whether it is a primary key) of each key in a file."""
+    with tempfile.TemporaryDirectory(prefix="muster-gpg-") as home:
+        said = _gpg(home, "--with-colons", "--show-keys", str(key))
+    found = []
+    validity, primary = "", False
+    for fields in (line.split(":") for line in said.splitlines()):
+        if fields[0] in ("pub", "sub"):  # gpg prints the validity of a key in the line before its fingerprint
+            validity, primary = fields[1], fields[0] == "pub"
+        elif fields[0] == "fpr":
+            found.append((fields[9], validity, primary))
+    return found
 
 
 def _gpg(home: str, *words: str) -> str:

@@ -6,7 +6,10 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import io
 import json
+import os
+import re
 import shutil
 import sys
 import threading
@@ -17,7 +20,11 @@ from download_server import ARCHIVE, SHA256
 from playbook import run_playbook
 
 from ansible_collections.muster.fleet.plugins.plugin_utils import downloads
-from ansible_collections.muster.fleet.plugins.plugin_utils.downloads import DownloadError, cached
+from ansible_collections.muster.fleet.plugins.plugin_utils.downloads import DownloadError
+
+
+def cached(source: dict, cache: Path, wait: float = 1.0) -> Path:
+    return downloads.cached(source, cache, cache / "lock.json", wait)
 
 
 @pytest.fixture
@@ -198,6 +205,114 @@ def test_of_a_repository_the_one_key_is_taken(server, source, signed, tmp_path: 
     for _again in range(2):
         with pytest.raises(DownloadError, match=f"has the fingerprint {signed['fingerprint']} and the stack says {'B' * 40}."):
             cached(source(**repository, signature={"key": "HOST/key", "fingerprint": "B" * 40}), tmp_path)
+
+
+ADDRESS = "https://vendor.example/key.asc"
+
+
+@pytest.fixture
+def by_https(tmp_path: Path):
+    """A repository for whose key only HTTPS vouches, fetched from a mirror folder; key(...) puts other bytes there."""
+    mirror = tmp_path / "mirror" / "key.asc"
+    mirror.parent.mkdir()
+    signature = {"key": f"file://{mirror}", "published_at": ADDRESS, "https": "nobody says"}
+
+    class Repository:
+        def __init__(self) -> None:
+            self.source = {"kind": "repository", "repository": "https://vendor.example/debian", "sha256": "", "signature": signature}
+            self.lock_file = tmp_path / "site" / "lock.json"
+
+        def key(self, content: bytes) -> None:
+            mirror.write_bytes(content)
+
+        def fetch(self, cache: str = "cache") -> Path:
+            return downloads.cached(self.source, tmp_path / cache, self.lock_file, wait=0)
+
+        def pins(self) -> dict:
+            return json.loads(self.lock_file.read_text())["keys"]
+
+    return Repository()
+
+
+def test_the_first_fetch_pins_the_key_and_another_one_is_refused(signed, stale, by_https) -> None:
+    by_https.key(signed["key"])
+    assert by_https.fetch().read_text().startswith("-----BEGIN PGP PUBLIC KEY BLOCK-----")
+    pins = by_https.pins()
+    assert pins[ADDRESS]["fingerprint"] == signed["fingerprint"] and list(pins[ADDRESS]) == ["fingerprint", "since"]
+
+    by_https.key(stale["key"])
+    assert by_https.fetch().exists(), "a key that is in the cache is not fetched again within a day"
+    for _again in range(2):
+        with pytest.raises(DownloadError) as error:
+            by_https.fetch("cache of another machine")
+        assert str(error.value) == (
+            f"{ADDRESS} now gives the key {stale['fingerprint']}, and {by_https.lock_file} pins {signed['fingerprint']} since "
+            f"{pins[ADDRESS]['since']}; ask its owner whether it changed, and if it did, remove its entry there."
+        )
+    assert by_https.pins() == pins
+
+
+def test_a_changed_key_is_noticed_after_a_day(signed, stale, by_https) -> None:
+    by_https.key(signed["key"])
+    raw = by_https.fetch().with_suffix("")  # beside the one that apt reads
+    by_https.key(stale["key"])
+    os.utime(raw, (0, 0))
+    with pytest.raises(DownloadError, match="now gives the key"):
+        by_https.fetch()
+
+
+def test_a_key_that_cannot_be_fetched_again_stays(signed, by_https) -> None:
+    by_https.key(signed["key"])
+    raw = by_https.fetch().with_suffix("")
+    os.utime(raw, (0, 0))
+    Path(by_https.source["signature"]["key"].removeprefix("file://")).unlink()
+    assert by_https.fetch().exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "is not JSON (Expecting property name"),
+        ('{"schema": "muster.stack/1"}', "is not of schema muster.pins/1; name another file in muster_lock_file."),
+    ],
+)
+def test_a_lock_file_that_cannot_be_read_pins_nothing(signed, by_https, text: str, said: str) -> None:
+    by_https.key(signed["key"])
+    by_https.lock_file.parent.mkdir()
+    by_https.lock_file.write_text(text)
+    with pytest.raises(DownloadError, match=re.escape(said)):
+        by_https.fetch()
+    assert by_https.lock_file.read_text() == text
+
+
+def test_several_keys_in_one_file_are_not_pinned(signed, stale, by_https) -> None:
+    by_https.key(signed["key"] + stale["key"])
+    with pytest.raises(DownloadError, match=f"^{ADDRESS} has 2 keys and should have one"):
+        by_https.fetch()
+
+
+def test_a_mirror_without_https_vouches_for_nothing(server, signed, by_https) -> None:
+    server.files["/key"] = signed["key"]
+    by_https.source["signature"]["key"] = f"http://127.0.0.1:{server.server_address[1]}/key"
+    with pytest.raises(
+        DownloadError, match=r"^Only HTTPS vouches for the key .*; name a mirror with https:// or a folder in muster_mirror\.$"
+    ):
+        by_https.fetch()
+    assert not by_https.lock_file.exists()
+
+
+def test_https_that_leads_to_http_is_refused(monkeypatch, tmp_path: Path) -> None:
+    class Answer(io.BytesIO):
+        def geturl(self) -> str:
+            return "http://elsewhere.example/x"
+
+    class Opener:
+        def open(self, request, timeout):
+            return Answer()
+
+    monkeypatch.setattr(downloads.urllib.request, "build_opener", Opener)
+    with pytest.raises(DownloadError, match=r"^https://vendor.example/x redirects to http://elsewhere.example/x, which is not HTTPS"):
+        downloads.fetch("https://vendor.example/x", tmp_path / "x", wait=0)
 
 
 def test_the_action_brings_it_to_the_node(source, tmp_path: Path) -> None:

@@ -55,6 +55,23 @@ def test_what_is_installed_is_packed_with_its_identity_and_sums(archive: Path) -
     assert [path.name for path in result.parent.iterdir() if path.is_dir()] == [], "its folders are gone"
 
 
+def test_parts_are_unpacked_into_their_folders(archive: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tag's archive has empty folders instead of submodules."""
+    parts = archive.parent / "build" / "parts"
+    parts.mkdir(parents=True)
+    shutil.copy(archive, parts / "deps+tool")
+    monkeypatch.setenv("PARTS", "deps/tool")
+    code, said, result = build(archive, 'mkdir -p "$IMAGE$PREFIX"; cp deps/tool/text "$IMAGE$PREFIX/text"')
+    assert (code, said) == (0, "")
+    with tarfile.open(result) as packed:
+        assert "./text" in packed.getnames()
+    (parts / "deps+tool").write_bytes(archive.read_bytes()[:100])
+    code, said, _result = build(archive, GOOD)
+    assert code == 1 and said.startswith(
+        "tool 1.0 was not built: the archive of its part deps/tool cannot be unpacked; the whole output is in "
+    )
+
+
 # A program of the system, which loads only the C library or a few more.
 COPY = 'install -D "$(readlink -f "$(command -v ls)")" "$IMAGE$PREFIX/bin/tool"'
 

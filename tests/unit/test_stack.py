@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import component_table
 import jinja2
 import pytest
 import yaml
@@ -66,16 +67,51 @@ def test_debian_13_says_why_it_has_no_driver() -> None:
     assert "pci_resize_resource" in logic.refusal(stack_files.load("debian-13"), "nvidia_driver", "debian13", "x86_64")
 
 
-def test_what_is_not_verified_is_known() -> None:
-    """A component that becomes unverified, or stops being so, is a decision: write it here."""
+def test_what_only_https_vouches_for_is_known() -> None:
+    """A component that loses its fingerprint, or gets one, is a decision: write it here."""
     document = stack_files.load("aws-2026.11")
     told = {
-        name
+        (name, system)
         for system in document["systems"]
         for name in logic.components(document)
-        if "verified" in logic.refusal(document, name, system, "x86_64")
+        if logic.notice(document, name, system, "x86_64")
     }
-    assert told == {"enroot", "lustre_client"}
+    assert told == {("lustre_client", system) for system in ("ubuntu22.04", "ubuntu24.04", "rhel9", "rocky9")}
+    assert all("muster_require_signed" in logic.refusal(document, *each, "x86_64", require_signed=True) for each in told)
+    assert not any(logic.refusal(document, *each, "x86_64") for each in told)
+
+
+@pytest.mark.parametrize(
+    ("names", "system", "words"),
+    [
+        (["lustre_client"], "ubuntu24.04", "https"),
+        (["lustre_client"], "amzn2023", "distribution"),
+        (["enroot", "pyxis"], "debian13", "sha256"),
+        (["libfabric"], "debian13", "signature"),
+        (["lustre_client", "enroot", "efa"], "rocky9", "https, sha256, signature"),
+        (["neuron"], "debian13", ""),
+    ],
+)
+def test_how_downloads_are_verified(names: list[str], system: str, words: str) -> None:
+    assert logic.verified(stack_files.load("aws-2026.11"), names, system, "x86_64") == words
+
+
+def test_parts_of_a_source_archive_are_downloads_of_their_own() -> None:
+    """enroot's tag lacks its submodules. A mirror must have them, and a build must get them from there."""
+    document = stack_files.load("aws-2026.11")
+    [musl, *_others] = [each for each in logic.downloads(document) if each["component"] == "enroot" and "/enroot/" not in each["url"]]
+    assert musl == {
+        "component": "enroot",
+        "kind": "url",
+        "url": "https://musl.libc.org/releases/musl-1.2.5.tar.gz",
+        "sha256": "a9a118bbe84d8764da0ea0d28b3ab3fae8477fc7e4085d90102b8596fc7c75e4",
+    }
+    source = filters.stack_source(document, "enroot", "debian13", "arm64", "/srv/mirror")
+    assert [(each["folder"], each["url"].split("/")[5]) for each in source["parts"]] == [
+        ("deps/musl", "musl.libc.org"),
+        ("deps/makeself", "github.com"),
+        ("deps/linux-headers", "github.com"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -94,7 +130,7 @@ def test_what_is_not_verified_is_known() -> None:
         ),
         (
             changed("gdrcopy.sources.0.sha256", ...),
-            "source 1 of component gdrcopy has neither sha256 nor signature; `make stack-sums` prints them",
+            "source 1 of component gdrcopy has neither sha256 nor signature, so nothing verifies it; name one of them.",
         ),
         (changed("gdrcopy.sources.0.sha256", "c9eaf0"), "the sha256 c9eaf0 of source 1 of component gdrcopy is not 64 hexadecimal digits."),
         (changed("gdrcopy.sources.0.sha256", {"x86_64": SHA256}), "source 1 of component gdrcopy has no sha256 for arm64."),
@@ -107,7 +143,23 @@ def test_what_is_not_verified_is_known() -> None:
             changed("gdrcopy.sources.0", {"bundled_in": "efa"}),
             "source 1 of component gdrcopy comes with efa, which the stack does not have.",
         ),
-        (changed("gdrcopy.sources.0.signature", {"key": "k"}), "the signature of source 1 of component gdrcopy has no fingerprint."),
+        (
+            changed("gdrcopy.sources.0.signature", {"key": "k"}),
+            "the signature of source 1 of component gdrcopy needs either fingerprint, or https",
+        ),
+        (changed("gdrcopy.sources.0.signature", {"fingerprint": "A" * 40}), "the signature of source 1 of component gdrcopy has no key."),
+        (
+            changed("gdrcopy.sources.0.signature", {"key": "http://x.org/k", "https": "why"}),
+            "the signature of source 1 of component gdrcopy relies on HTTPS, and its key http://x.org/k is not fetched by it.",
+        ),
+        (
+            changed("gdrcopy.sources.0.parts", [{"folder": "deps/x", "url": "u"}]),
+            "sha256 of a part of source 1 of component gdrcopy must be text.",
+        ),
+        (
+            changed("gdrcopy.sources.0.parts", [{"folder": "../x", "url": "u", "sha256": SHA256}]),
+            "the folder ../x of a part of source 1 of component gdrcopy does not lie in its source archive.",
+        ),
         (
             changed("gdrcopy.sources.0.signature", {"key": "k", "fingerprint": "AB"}),
             "the fingerprint of source 1 of component gdrcopy is not 40",
@@ -161,12 +213,7 @@ def test_the_first_source_for_a_system_counts_with_its_names_filled_in() -> None
     [
         ("aws-2026.11", "efa", "amzn2023", ""),
         ("aws-2026.11", "libfabric", "amzn2023", ""),
-        (
-            "aws-2026.11",
-            "enroot",
-            "amzn2023",
-            "enroot 4.1.2 is not verified (no sum of it was found anywhere but beside the file); run `make stack-sums`",
-        ),
+        ("aws-2026.11", "enroot", "amzn2023", ""),
         ("aws-2026.11", "neuron", "debian12", "neuron 2.32.0 is refused on debian12: Neuron has no packages for Debian."),
         ("aws-2026.11", "efa", "beos", "Stack aws-2026.11 has no efa for beos on x86_64; give efa a source for it."),
         ("debian-12", "nccl", "debian12", "Stack debian-12 has no nccl."),
@@ -219,15 +266,23 @@ def test_a_role_asks_for_a_source_and_gets_it_from_the_mirror() -> None:
         "key": "file:///srv/mirror/efa-installer.amazonaws.com/aws-efa-installer.key",
         "fingerprint": "4E9091BCBB97A96B26B15E59A05480B1DD2D3CCC",
     }
-    with pytest.raises(AnsibleFilterError, match=r"enroot .* is not verified"):
-        filters.stack_source(document, "enroot", "amzn2023", "x86_64")
+    with pytest.raises(AnsibleFilterError, match=r"neuron 2\.32\.0 is refused on debian13"):
+        filters.stack_source(document, "neuron", "debian13", "x86_64")
 
 
 def test_what_a_role_s_components_are_refused_for() -> None:
     document = stack_files.load("aws-2026.11")
     assert filters.stack_refusals(document, ["efa", "nccl"], "amzn2023", "x86_64") == []
-    said = filters.stack_refusals(document, ["efa", "enroot", "neuron", "pxyis"], "debian13", "x86_64")
-    assert [sentence.split(" is ")[0] for sentence in said] == ["enroot 4.1.2", "neuron 2.32.0", "Stack aws-2026.11 has no pxyis."]
+    said = filters.stack_refusals(document, ["efa", "lustre_client", "neuron", "pxyis"], "debian13", "x86_64")
+    assert [sentence.split(" is ")[0] for sentence in said] == ["lustre_client *", "neuron 2.32.0", "Stack aws-2026.11 has no pxyis."]
+
+
+def test_only_roles_that_may_be_refused_are_asked() -> None:
+    document, table, names = stack_files.load("aws-2026.11"), component_table.TABLE, component_table.NAMES
+    assert filters.stack_doubts(table, names, document, "amzn2023", "x86_64") == []
+    assert filters.stack_doubts(table, names, document, "ubuntu24.04", "x86_64") == ["lustre_client"]
+    assert filters.stack_doubts(table, names, document, "debian13", "x86_64") == ["lustre_client", "neuron"]
+    assert filters.stack_doubts(table, ["neuron"], document, "ubuntu24.04", "x86_64") == []
 
 
 @pytest.mark.parametrize(

@@ -79,12 +79,6 @@ def test_what_is_wrong_is_left_out_with_one_sentence(server, stack, tmp_path: Pa
     assert server.asked["/a/x-1.0.tar.gz"] == asked
 
 
-def test_what_is_not_verified_is_not_mirrored(server, stack, tmp_path: Path, capsys) -> None:
-    assert mirror.main([stack(unverified="no sum was found"), str(tmp_path / "m")], wait=0) == 1
-    assert "is not verified (no sum was found)" in capsys.readouterr().out
-    assert not server.asked
-
-
 def test_a_signature_is_checked_by_the_key_s_fingerprint(server, stack, signed, tmp_path: Path, capsys) -> None:
     server.files.update({"/key": signed["key"], "/a/x-1.0.tar.gz.sig": signed["signature"]})
     document = stack(signature=signature(signed))
@@ -104,7 +98,22 @@ def test_a_repository_is_known_by_its_key(server, stack, signed, capsys) -> None
     server.files["/key"] = signed["key"]
     assert stack_sums.main([stack(repository="HOST/debian", signature=signature(signed))], wait=0) == 0
     assert f"the key is {signed['fingerprint']}" in capsys.readouterr().out
-    assert stack_sums.main([stack(repository="HOST/debian", unverified="nobody says")], wait=0) == 1
+
+
+def test_a_key_for_which_only_https_vouches_is_mirrored_and_pinned(stack, signed, tmp_path: Path, capsys, monkeypatch) -> None:
+    """The files come from another mirror, because the server here has no HTTPS."""
+    source = tmp_path / "from" / "vendor.example" / "key"
+    source.parent.mkdir(parents=True)
+    source.write_bytes(signed["key"])
+    document = stack(repository="https://vendor.example/debian", signature={"key": "https://vendor.example/key", "https": "nobody says"})
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    for _again in range(2):
+        assert mirror.main([document, str(tmp_path / "m"), "--from", str(tmp_path / "from")], wait=0) == 0
+    assert (tmp_path / "m" / "vendor.example" / "key").read_bytes() == signed["key"]
+    assert signed["fingerprint"] in (tmp_path / "state" / "muster" / "lock.json").read_text()
+    capsys.readouterr()
+    assert stack_sums.main([document, "--mirror", str(tmp_path / "from")], wait=0) == 0
+    assert f"the key is {signed['fingerprint']}; only HTTPS vouches for it (nobody says)" in capsys.readouterr().out
 
 
 def test_a_mirror_takes_the_renewed_key(server, stack, signed, stale, tmp_path: Path, *, capsys) -> None:
@@ -120,8 +129,6 @@ def test_a_mirror_takes_the_renewed_key(server, stack, signed, stale, tmp_path: 
 def test_sums_are_compared_and_new_ones_printed(server, stack, capsys) -> None:
     assert stack_sums.main([stack(sha256=SHA256)], wait=0) == 0
     assert f"sha256: {SHA256} as committed" in capsys.readouterr().out
-    assert stack_sums.main([stack(unverified="new")], wait=0) == 0
-    assert f"sha256: {SHA256} to commit instead of `unverified`" in capsys.readouterr().out
     assert stack_sums.main([stack(sha256="0" * 64)], wait=0) == 1
     assert f"WRONG: http://127.0.0.1:{server.server_address[1]}/a/x-1.0.tar.gz has the sha256 {SHA256}" in capsys.readouterr().out
 

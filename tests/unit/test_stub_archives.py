@@ -50,7 +50,7 @@ def test_every_stub_is_verified_as_the_vendors_archive_is(made: Path, tmp_path: 
     names = components(made)
     assert {"efa", "aws_cli", "kubectl", "eksctl", "helm", "nvidia_container_toolkit", "enroot", "pyxis", "lustre_client"} <= set(names)
     for name in names:
-        assert cached(source(made, name, arch), tmp_path).stat().st_size > 0
+        assert cached(source(made, name, arch), tmp_path, tmp_path / "lock.json").stat().st_size > 0
 
 
 def test_the_stubs_have_the_addresses_and_versions_of_the_aws_stack(made: Path) -> None:
@@ -59,6 +59,8 @@ def test_the_stubs_have_the_addresses_and_versions_of_the_aws_stack(made: Path) 
     for name in set(components(made)) - {"aws_ofi_nccl", "lustre_client", "neuron"}:
         both = [logic.source_of(stack, name, "debian13", "arm64") for stack in (aws, stub)]
         assert [each[each["kind"]] for each in both] == [both[0][both[0]["kind"]]] * 2
+        real, ours = ([(part["folder"], part["url"]) for part in each.get("parts", [])] for each in both)
+        assert real == ours
         assert aws[name]["version"] == stub[name]["version"]
     assert aws["efa"]["container_flags"] == stub["efa"]["container_flags"]
 
@@ -68,7 +70,7 @@ def test_a_changed_archive_has_no_good_signature(folder: Path, tmp_path: Path, c
     [archive] = folder.glob(pattern)
     archive.write_bytes(archive.read_bytes() + b"x")
     with pytest.raises(DownloadError, match=rf"^file:\S+{archive.name} has no good signature of the key [0-9A-F]{{40}}; do not use it\.$"):
-        cached(source(folder, component), tmp_path)
+        cached(source(folder, component), tmp_path, tmp_path / "lock.json")
 
 
 def test_a_key_of_another_fingerprint_is_refused(folder: Path, tmp_path: Path) -> None:
@@ -78,7 +80,7 @@ def test_a_key_of_another_fingerprint_is_refused(folder: Path, tmp_path: Path) -
     fingerprint = source(tmp_path / "other", "efa")["signature"]["fingerprint"]
     for component in ("efa", "nvidia_container_toolkit"):
         with pytest.raises(DownloadError, match=rf"has the fingerprint {fingerprint} and the stack says [0-9A-F]{{40}}"):
-            cached(source(folder, component), tmp_path)
+            cached(source(folder, component), tmp_path, tmp_path / "lock.json")
 
 
 @pytest.fixture

@@ -19,6 +19,15 @@ BUILT = {
     "gdrcopy": ("2.6", "https://github.com/NVIDIA/gdrcopy/archive/refs/tags/v{version}.tar.gz"),
     "nccl_tests": ("2.19.6", "https://github.com/NVIDIA/nccl-tests/archive/refs/tags/v{version}.tar.gz"),
     "aws_ofi_nccl": ("1.21.1", "https://github.com/aws/aws-ofi-nccl/archive/refs/tags/v{version}.tar.gz"),
+    "enroot": ("4.1.2", "https://github.com/NVIDIA/enroot/archive/refs/tags/v{version}.tar.gz"),
+}
+# What their archives lack: component -> folder -> archive.
+PARTS = {
+    "enroot": {
+        "deps/musl": "https://musl.libc.org/releases/musl-1.2.5.tar.gz",
+        "deps/makeself": "https://github.com/megastep/makeself/archive/refs/tags/release-2.4.5.tar.gz",
+        "deps/linux-headers": "https://github.com/sabotage-linux/kernel-headers/archive/refs/tags/v4.19.88-1.tar.gz",
+    }
 }
 
 
@@ -29,7 +38,12 @@ def built_from_source(archives: Archives) -> None:
         top = f"{url.split('/')[4]}-{version}"
         content = tar_gz({f"{top}/{name}": text for name, text in {"STUB": LABEL.format(component) + "\n", **files}.items()})
         archives.put(url.format(version=version), content)
-        archives.stack[component] = {"version": version, "sources": [{"url": url, "sha256": sha256(content)}]}
+        source: dict = {"url": url, "sha256": sha256(content)}
+        for folder, address in PARTS.get(component, {}).items():
+            part = tar_gz({"part/STUB": LABEL.format(f"a part of {component}") + "\n"})
+            archives.put(address, part)
+            source.setdefault("parts", []).append({"folder": folder, "url": address, "sha256": sha256(part)})
+        archives.stack[component] = {"version": version, "sources": [source]}
 
 
 def efa(archives: Archives, version: str = "1.51.0", libfabric: str = "2.7.0amzn2.0") -> None:
@@ -102,17 +116,6 @@ def command_line_tools(archives: Archives) -> None:
     with_checksums(archives, "helm", "3.18.4", url, lambda arch: tar_gz({f"linux-{arch}/helm": helm}))
 
 
-def enroot(archives: Archives, version: str = "4.1.2") -> None:
-    url = "https://github.com/NVIDIA/enroot/releases/download/v{version}/enroot_{version}-1_{arch}.deb"
-    files = {
-        "/usr/bin/enroot": answers("enroot", version, {"version": "{version}"}),
-        "/usr/bin/enroot-aufs2ovlfs": program("enroot-aufs2ovlfs", "exit 1\n"),
-        "/usr/bin/enroot-mksquashovlfs": program("enroot-mksquashovlfs", "exit 1\n"),
-        "/etc/enroot/enroot.conf": "#ENROOT_CACHE_PATH ${XDG_CACHE_HOME}/enroot\n",
-    }
-    with_checksums(archives, "enroot", version, url, lambda arch: deb("enroot", f"{version}-1", files, arch))
-
-
 def container_toolkit(archives: Archives, version: str = "1.20.1") -> None:
     """Four packages, each of which demands the others in its own version."""
     unit = "# {}\n[Unit]\nDescription=Refresh NVIDIA CDI specification file\n{}\n[Install]\nWantedBy=multi-user.target\n"
@@ -161,8 +164,10 @@ def lustre_client(archives: Archives) -> None:
         "/usr/sbin/mount.lustre": program("mount.lustre", 'echo "mount.lustre: mount $1 at $2 failed: No such device" >&2\nexit 19\n'),
     }
     archives.apt_repository(url, [*debs, deb("lustre-client-utils", "2.15.6-1", files)], suite=archives.suite)
-    key = archives.put_key("https://fsx-lustre-client-ubuntu-public-keys.s3.amazonaws.com/fsx-ubuntu-public-key.asc")
-    archives.stack["lustre_client"] = {"version": "*", "sources": [{"repository": url, "signature": key}]}
+    # As in the real stack nobody publishes the key's fingerprint.
+    key = archives.put_key("https://fsx-lustre-client-repo-public-keys.s3.amazonaws.com/fsx-ubuntu-public-key.asc")["key"]
+    signature = {"key": key, "https": "AWS publishes no fingerprint of it"}
+    archives.stack["lustre_client"] = {"version": "*", "sources": [{"repository": url, "signature": signature}]}
 
 
 def cuda_repository(archives: Archives, version: str = "595.112.07") -> None:
@@ -216,7 +221,6 @@ ALL = (
     efa,
     aws_cli,
     command_line_tools,
-    enroot,
     container_toolkit,
     lustre_client,
     cuda_repository,

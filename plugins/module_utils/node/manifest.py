@@ -100,7 +100,7 @@ def upstream_version(version):
     return re.sub(r"-[^-]*$", "", re.sub(r"^\d+:", "", version))
 
 
-def entry(*, inputs_sha256, artefacts, packages, installed, version, seconds, now):
+def entry(*, inputs_sha256, artefacts, packages, installed, version, seconds, now, verified=""):
     """A new manifest entry; raises ManifestError when a package or artefact that it names is missing."""
     missing = [name for name in packages if name not in installed]
     if missing:
@@ -111,6 +111,7 @@ def entry(*, inputs_sha256, artefacts, packages, installed, version, seconds, no
     if not version and packages:
         version = upstream_version(installed[packages[0]])
     return {
+        **({"verified": verified} if verified else {}),
         "version": version or "",
         "inputs_sha256": inputs_sha256,
         "artefacts": sorted(artefacts),

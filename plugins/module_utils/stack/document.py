@@ -20,13 +20,16 @@ KERNEL_MODULES = ("open", "proprietary", "by_gpu")
 HEAD: dict[str, Any] = {"schema": str, "name": str, "extends": str, "about": str, "systems": list, "architectures": list}
 # The kinds of sources, each with the keys that a source of this kind may have.
 SOURCES = {
-    "url": {"sha256", "signature", "unverified", "names"},
-    "repository": {"signature", "unverified", "names", "packages"},
+    "url": {"sha256", "signature", "names", "parts"},
+    "repository": {"signature", "names", "packages"},
     "distro": set(),
     "bundled_in": set(),
     "refused": set(),
 }
-SIGNATURE = {"url": False, "key": True, "fingerprint": True}  # whether it must be there
+# `https` is the reason why nobody but the key's own host vouches for the key. It stands instead of the fingerprint.
+SIGNATURE = ("url", "key", "fingerprint", "https")
+PART = ("folder", "url", "sha256")
+SUM = re.compile(r"[0-9a-f]{64}")
 
 
 class StackError(ValueError):
@@ -157,12 +160,9 @@ def validate(stack, known):
 
 
 def _check_proof(judge, where, source, architectures):
-    """Check that a source has exactly one way to verify its download, or a reason why there is none."""
-    proofs = [key for key in ("sha256", "signature", "unverified") if key in source]
-    if not proofs:
-        judge.fail("%s has neither sha256 nor signature; `make stack-sums` prints them, or say under unverified why there is none", where)
-    if "unverified" in source:
-        judge.typed("unverified of %s" % where, source["unverified"], str)
+    """Check that a source has a way to verify its download."""
+    if "sha256" not in source and "signature" not in source:
+        judge.fail("%s has neither sha256 nor signature, so nothing verifies it; name one of them", where)
     if "sha256" in source:
         sums = source["sha256"]
         if not isinstance(sums, (str, dict)):
@@ -172,20 +172,47 @@ def _check_proof(judge, where, source, architectures):
                 if arch not in sums:
                     judge.fail("%s has no sha256 for %s", where, arch)
         for value in sums.values() if isinstance(sums, dict) else [sums]:
-            if not isinstance(value, str) or not re.fullmatch(r"[0-9a-f]{64}", value):
-                judge.fail("the sha256 %s of %s is not 64 hexadecimal digits", value, where)
+            _check_sum(judge, where, value)
     if "signature" in source:
-        judge.typed("signature of %s" % where, source["signature"], dict)
-        for key, value in source["signature"].items():
-            judge.known("the signature of %s has" % where, key, SIGNATURE)
-            judge.typed("%s of the signature of %s" % (key, where), value, str)
-        for key, needed in SIGNATURE.items():
-            if needed and key not in source["signature"]:
-                judge.fail("the signature of %s has no %s", where, key)
-        if not re.fullmatch(r"[0-9A-F]{40}", source["signature"]["fingerprint"]):
-            judge.fail("the fingerprint of %s is not 40 hexadecimal digits in capitals", where)
+        _check_signature(judge, "the signature of %s" % where, source["signature"])
     if "names" in source:
         judge.typed("names of %s" % where, source["names"], dict)
+    if "parts" in source:
+        _check_parts(judge, where, source["parts"])
+
+
+def _check_sum(judge, where, value):
+    if not isinstance(value, str) or not SUM.fullmatch(value):
+        judge.fail("the sha256 %s of %s is not 64 hexadecimal digits", value, where)
+
+
+def _check_signature(judge, where, signature):
+    judge.typed(where, signature, dict)
+    for key, value in signature.items():
+        judge.known("%s has" % where, key, SIGNATURE)
+        judge.typed("%s of %s" % (key, where), value, str)
+    if "key" not in signature:
+        judge.fail("%s has no key", where)
+    if ("fingerprint" in signature) == ("https" in signature):
+        judge.fail("%s needs either fingerprint, or https with the reason why the fingerprint is published nowhere", where)
+    if "https" in signature and not signature["key"].startswith("https://"):
+        judge.fail("%s relies on HTTPS, and its key %s is not fetched by it", where, signature["key"])
+    if "fingerprint" in signature and not re.fullmatch(r"[0-9A-F]{40}", signature["fingerprint"]):
+        judge.fail("the fingerprint of %s is not 40 hexadecimal digits in capitals", where.replace("the signature of ", ""))
+
+
+def _check_parts(judge, where, parts):
+    """Check the archives that are unpacked into folders of a source archive before it is built."""
+    if not isinstance(parts, list):
+        judge.fail("parts of %s must be a list", where)
+    for part in parts:
+        judge.typed("a part of %s" % where, part, dict)
+        for key in (*PART, *part):
+            judge.known("a part of %s has" % where, key, PART)
+            judge.typed("%s of a part of %s" % (key, where), part.get(key), str)
+        _check_sum(judge, "a part of %s" % where, part["sha256"])
+        if not re.fullmatch(r"[A-Za-z0-9_-]+(/[A-Za-z0-9_.-]+)*", part["folder"]) or ".." in part["folder"].split("/"):
+            judge.fail("the folder %s of a part of %s does not lie in its source archive", part["folder"], where)
 
 
 def _filled(text, fill):
@@ -219,12 +246,14 @@ def source_of(stack, name, system, arch):
                 found["signature"] = signature
             if "packages" in source:
                 found["packages"] = [_filled(each, fill) for each in source["packages"]]
+            if "parts" in source:
+                found["parts"] = [{**part, "kind": "url"} for part in source["parts"]]
         return found
     return None
 
 
-def refusal(stack, name, system, arch):
-    """Why a component cannot be installed there, as one sentence; "" when it can."""
+def refusal(stack, name, system, arch, require_signed=False):
+    """Why a component cannot be installed there, as one sentence; "" when it can. require_signed: HTTPS alone does not count."""
     if name not in stack:
         return "Stack %s has no %s." % (stack["name"], name)
     source = source_of(stack, name, system, arch)
@@ -233,14 +262,44 @@ def refusal(stack, name, system, arch):
     if source["kind"] == "refused":
         return "%s %s is refused on %s: %s." % (name, stack[name]["version"], system, source["refused"].rstrip("."))
     if source["kind"] == "bundled_in":
-        return refusal(stack, source["bundled_in"], system, arch)
-    if "unverified" in source:
-        return "%s %s is not verified (%s); run `make stack-sums` and commit the line that it prints." % (
-            name,
-            stack[name]["version"],
-            source["unverified"].rstrip("."),
+        return refusal(stack, source["bundled_in"], system, arch, require_signed)
+    if require_signed and "https" in source.get("signature", {}):
+        return (
+            "muster_require_signed is true, and only HTTPS vouches for the key %s of %s (%s); name its fingerprint in a stack of yours."
+            % (
+                source["signature"]["key"],
+                name,
+                source["signature"]["https"].rstrip("."),
+            )
         )
     return ""
+
+
+def notice(stack, name, system, arch):
+    """What a person should know of a component before it is installed, as one sentence; "" when there is nothing."""
+    signature = (source_of(stack, name, system, arch) or {}).get("signature", {})
+    if "https" not in signature:
+        return ""
+    return (
+        "Only HTTPS vouches for the key %s of %s (%s). Muster pins its fingerprint at the first fetch and refuses another one later. "
+        "With muster_require_signed: true it refuses %s." % (signature["key"], name, signature["https"].rstrip("."), name)
+    )
+
+
+def verified(stack, names, system, arch):
+    """How the downloads of components are verified: one word, or several with commas between them."""
+    words = set()
+    for name in names:
+        source = source_of(stack, name, system, arch) or {}
+        if source.get("kind") == "bundled_in":
+            source = source_of(stack, source["bundled_in"], system, arch) or {}
+        if "signature" in source:
+            words.add("https" if "https" in source["signature"] else "signature")
+        elif source.get("sha256"):
+            words.add("sha256")
+        elif source.get("kind") == "distro":
+            words.add("distribution")
+    return ", ".join(sorted(words))
 
 
 def mirrored(url, mirror):
@@ -252,15 +311,16 @@ def mirrored(url, mirror):
 
 
 def downloads(stack, systems=(), architectures=()):
-    """All files that a stack names, once each: [{component, url, sha256, signature?, unverified?}], of these systems or all."""
+    """All files that a stack names, once each: [{component, url, kind, sha256?, signature?}], of these systems or all."""
     found: dict[str, Any] = {}
     for name in components(stack):
         for system in systems or stack["systems"]:
             for arch in architectures or stack["architectures"]:
                 source = source_of(stack, name, system, arch)
                 if source and source["kind"] in ("url", "repository"):
-                    kept = {key: source[key] for key in ("kind", "sha256", "signature", "unverified") if source.get(key)}
-                    found.setdefault(source[source["kind"]], {"component": name, "url": source[source["kind"]], **kept})
+                    for each in (source, *source.get("parts", [])):
+                        kept = {key: each[key] for key in ("kind", "sha256", "signature") if each.get(key)}
+                        found.setdefault(each[each["kind"]], {"component": name, "url": each[each["kind"]], **kept})
     return list(found.values())
 
 
@@ -269,6 +329,12 @@ def redirected(source, mirror):
     if not mirror:
         return source
     found = {**source, **{key: mirrored(source[key], mirror) for key in ("url", "repository") if key in source}}
+    if "parts" in source:
+        found["parts"] = [redirected(part, mirror) for part in source["parts"]]
     if "signature" in source:
-        found["signature"] = {key: value if key == "fingerprint" else mirrored(value, mirror) for key, value in source["signature"].items()}
+        signature = source["signature"]
+        found["signature"] = {**signature, **{key: mirrored(signature[key], mirror) for key in ("url", "key") if key in signature}}
+        if "https" in signature:
+            # A pin belongs to the key's own address, from wherever the key is fetched.
+            found["signature"]["published_at"] = signature["key"]
     return found

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ansible_collections.muster.fleet.plugins.module_utils.basics import version_key
 from ansible_collections.muster.fleet.plugins.module_utils.hardware.nvidia_driver import PLAIN_NAMES
-from ansible_collections.muster.fleet.plugins.module_utils.stack.document import components, refusal, source_of
+from ansible_collections.muster.fleet.plugins.module_utils.stack.document import refusal, source_of
 from ansible_collections.muster.fleet.plugins.module_utils.stack.rule_case import Broken, Missing, broken_unless, rule
 
 RPM = ("amzn2023", "rhel9", "rocky9")
@@ -555,10 +555,3 @@ def neuron(case):
 @rule("neuron-trn2", "stack", reason="Trn2 came with Neuron 2.21", source="AWS Neuron release notes, 2.21.0")
 def neuron_trn2(case):
     return case.at_least(("neuron", "2.21.0")) if case.type("family").startswith("trn2") else None
-
-
-@rule("source-unverified", "stack", warn=True, reason="what nothing vouches for is not installed", source="the stack document")
-def source_unverified(case):
-    arch = case.type("arch")
-    told = [name for name in components(case.stack) if "unverified" in (source_of(case.stack, name, case.system, arch) or {})]
-    return broken_unless(not told, "%s should have sums or signatures; `make stack-sums` prints them" % ", ".join(told))

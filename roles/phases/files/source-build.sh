@@ -3,6 +3,7 @@
 #   source-build.sh NAME VERSION ARCHIVE PREFIX ID OUTPUT SCRIPT [OPTION ...]
 # SCRIPT is the role's own; it runs in the unpacked source with PREFIX (where it will lie), IMAGE (where to install it now, as DESTDIR), VERSION and
 # JOBS and CUDA_HOME in its environment, and the options as its arguments. It ends at the first command that fails.
+# PARTS in its environment names folders of the source that get an archive of their own from the folder parts beside OUTPUT, with + for / in its name.
 # In OUTPUT: what lies below PREFIX, .muster-build (ID), .muster-files (checksums of all files) and .muster-packages (whose libraries it loads).
 set -euo pipefail
 name=$1 version=$2 archive=$3 prefix=$4 id=$5 output=$6 script=$7
@@ -16,6 +17,10 @@ fail() { echo "$name $version was not built: $1; the whole output is in $log." >
 
 mkdir "$work/source" "$work/image"
 tar -xf "$archive" -C "$work/source" --strip-components=1 2>"$log" || fail "its archive cannot be unpacked"
+for part in ${PARTS:-}; do
+    mkdir -p "$work/source/$part"
+    tar -xf "$folder/parts/${part//\//+}" -C "$work/source/$part" --strip-components=1 2>>"$log" || fail "the archive of its part $part cannot be unpacked"
+done
 cd "$work/source"
 # Options of nvcc for GPU architectures: those named, or of AWS's types those that this nvcc knows.
 gencode() {

@@ -28,6 +28,16 @@ def test_it_is_built_for_the_slurm_of_the_node(host):
     assert host.file("/etc/slurm/plugstack.conf").content_string.splitlines()[-1] == f"required {PLUGIN}"
 
 
+def test_enroot_is_built_with_its_parts_and_known_to_the_node(host):
+    """The stub's make fails without the parts. A link that an earlier version left leads nowhere."""
+    prefix = "/usr/lib/muster/enroot"
+    assert host.check_output("enroot version") == "4.1.2"
+    assert host.check_output("enroot settings") == host.file("/etc/enroot/enroot.conf").content_string.strip()
+    for name in ("/usr/bin/enroot-nsenter", "/etc/enroot/hooks.d/10-hook.sh"):
+        assert host.file(name).linked_to.startswith(prefix)
+    assert "cap_sys_admin" in host.check_output(f"getcap {prefix}/bin/enroot-mksquashovlfs")
+
+
 def test_images_lie_on_a_disk_of_the_node(host):
     config = host.file("/etc/enroot/enroot.conf.d/90-muster.conf").content_string
     assert "ENROOT_CACHE_PATH /var/lib/enroot/cache/user-$(id -u)" in config
@@ -37,5 +47,5 @@ def test_images_lie_on_a_disk_of_the_node(host):
 
 def test_manifest_has_versions_of_both_and_of_slurm(host):
     entry = json.loads(host.file("/etc/muster/manifest.json").content_string)["components"]["enroot_pyxis"]
-    assert entry["version"] == "0.24.0"
+    assert (entry["version"], entry["verified"]) == ("0.24.0", "sha256")
     assert entry["packages"]["slurm-client"] == host.package("slurm-client").version

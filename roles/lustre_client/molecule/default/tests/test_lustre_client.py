@@ -35,3 +35,4 @@ def test_the_first_use_mounts_the_file_system_before_slurm(host):
 def test_manifest_names_the_packages(host):
     entry = json.loads(host.file("/etc/muster/manifest.json").content_string)["components"]["lustre_client"]
     assert entry["packages"]["lustre-client-utils"] == "2.15.6-1"
+    assert entry["verified"] == "https", "nobody publishes the fingerprint of FSx's key"

@@ -1,0 +1,2 @@
+#!/bin/sh
+# stub archive: keeps names, options and exit codes of a hook of enroot; not the vendor's
