@@ -4,13 +4,13 @@
 
 locals {
   # The last digits tell builds apart that begin in the same second.
-  name    = "muster-${var.purpose}-${var.system}-${var.architecture}-${formatdate("YYYYMMDD-hhmmss", timestamp())}-${substr(uuidv4(), 0, 4)}"
+  name    = "muster-${var.purpose}-${local.system}-${var.architecture}-${formatdate("YYYYMMDD-hhmmss", timestamp())}-${substr(uuidv4(), 0, 4)}"
   project = abspath("${path.root}/..")
 
   tags = {
     Name                  = local.name
     "muster:purpose"      = var.purpose
-    "muster:system"       = var.system
+    "muster:system"       = local.system
     "muster:architecture" = var.architecture
     "muster:source-ami"   = "{{ .SourceAMI }}"
     # For whoever starts the image, such as playbooks/image_verify.yml.
@@ -18,12 +18,18 @@ locals {
     "muster:ssh-user" = var.ssh_username
   }
 
+  # Reading a file whose name is a sentence stops Packer with that sentence, because a validation block sees only its own variable.
+  lacking = [for each in var.needs : each if !contains(var.brings, each)]
+  system = length(local.lacking) == 0 ? var.system : file(
+    "a base that brings ${join(", ", local.lacking)}: ${var.purpose} cannot stand on ${var.system}; take one of packer/systems whose brings names it"
+  )
+  components = [for each in var.components : each if !contains(var.brings, each)]
+
   # The same sizes that role phases checks on a node, and 4 GiB for the system. The template checks them before it starts a builder.
   table      = yamldecode(file("${local.project}/playbooks/vars/components.yml"))["component_table"]
-  needed_gib = ceil((4096 + sum([for each in local.table : contains(var.components, each.name) ? try(each.space, 0) : 0])) / 1024)
-  # A validation block of Packer sees only its own variable. Reading a file whose name is a sentence stops Packer with that sentence.
+  needed_gib = ceil((4096 + sum([for each in local.table : contains(local.components, each.name) ? try(each.space, 0) : 0])) / 1024)
   volume_size_gib = var.volume_size_gib >= local.needed_gib ? var.volume_size_gib : file(
-    "a disk of ${var.volume_size_gib} GiB: ${join(", ", var.components)} together need ${local.needed_gib} GiB; set volume_size_gib"
+    "a disk of ${var.volume_size_gib} GiB: ${join(", ", local.components)} together need ${local.needed_gib} GiB; set volume_size_gib"
   )
 
   # Without this check Packer would miss the key only after the build.
@@ -47,7 +53,7 @@ locals {
     ])],
   ))
 
-  playbook_variables = { muster_components = var.components }
+  playbook_variables = merge(var.switches, { muster_components = local.components })
 }
 
 source "amazon-ebs" "image" {

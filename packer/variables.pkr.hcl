@@ -12,6 +12,18 @@ variable "volume_size_gib" {
   default = 20
 }
 
+variable "needs" {
+  type        = list(string)
+  description = "What the base must bring because no role installs it, or because the purpose is to add to it."
+  default     = []
+}
+
+variable "switches" {
+  type        = map(bool)
+  description = "Variables of roles that are true or false."
+  default     = {}
+}
+
 # Set by a file in systems/.
 
 variable "system" {
@@ -35,6 +47,12 @@ variable "source_ami_owner" {
 
 variable "ssh_username" {
   type = string
+}
+
+variable "brings" {
+  type        = list(string)
+  description = "Components and programs that the base has. Components of them are not installed again."
+  default     = []
 }
 
 variable "root_device" {

@@ -11,13 +11,13 @@ import subprocess
 from pathlib import Path
 
 import get_packer
+import packer_files
 import pytest
 import yaml
 from component_table import GROUPS, NAMES
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "packer"
-SYSTEMS = sorted(each.name for each in (FOLDER / "systems").iterdir())
 PURPOSES = sorted(each.name for each in (FOLDER / "purposes").iterdir())
 # Not on PATH: the tests run by .venv/bin/pytest as well.
 PACKER = ROOT / ".venv/bin/packer"
@@ -49,13 +49,28 @@ def validate():
     return run
 
 
-@pytest.mark.parametrize(
-    ("system", "purpose"),
-    [*((SYSTEMS[0], each) for each in PURPOSES), *((each, "slurm-cpu.pkrvars.hcl") for each in SYSTEMS[1:])],
-)
+@pytest.mark.parametrize(("system", "purpose"), packer_files.once_each())
 def test_packer_takes_every_file_of_variables(validate, system: str, purpose: str) -> None:
     said, code = validate(system, purpose)
     assert code == 0, said
+
+
+LACKS = {
+    "eks-gpu": "kubelet",
+    "batch-gpu": "ecs_agent",
+    "dlami-gpu": "nvidia_driver",
+    "dlami-neuron": "neuron",
+    "pcluster-gpu": "parallelcluster",
+}
+
+
+@pytest.mark.parametrize(("purpose", "lacks"), LACKS.items())
+def test_a_purpose_refuses_a_base_that_it_cannot_stand_on(validate, purpose: str, lacks: str) -> None:
+    text, code = validate("debian-13-x86_64.pkrvars.hcl", f"{purpose}.pkrvars.hcl")
+    assert code != 0
+    assert f"a base that brings {lacks}: {purpose} cannot stand on debian-13; take one of packer/systems whose brings names it" in " ".join(
+        text.replace("│", " ").split()
+    )
 
 
 def test_init_finds_the_plugins_that_are_here(validate) -> None:

@@ -1,0 +1,7 @@
+system           = "ubuntu-22.04"
+architecture     = "x86_64"
+source_ami_name  = "ubuntu/images/hvm-ssd/ubuntu-jammy-22.04-amd64-server-*"
+source_ami_owner = "099720109477"
+ssh_username     = "ubuntu"
+root_device      = "/dev/sda1"
+instance_type    = "c7i.xlarge"

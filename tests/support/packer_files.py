@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright: the Muster developers
+"""The files of variables in packer/systems and packer/purposes, read without Packer."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+FOLDER = Path(__file__).parents[2] / "packer"
+
+
+def read(folder: str) -> dict[str, dict[str, Any]]:
+    """{name of a file: its variables}. Lists and texts of HCL are YAML."""
+    found = {}
+    for path in sorted((FOLDER / folder).iterdir()):
+        rows = re.findall(r"^(\w+) *= (.*)$", path.read_text(), re.MULTILINE)
+        found[path.name] = {name: yaml.safe_load(value.replace(" = ", ": ")) for name, value in rows}
+    return found
+
+
+SYSTEMS, PURPOSES = read("systems"), read("purposes")
+
+
+def stands(system: str, purpose: str) -> bool:
+    """Whether the base brings what the purpose needs."""
+    return set(PURPOSES[purpose].get("needs", [])) <= set(SYSTEMS[system].get("brings", []))
+
+
+def installed(system: str, purpose: str) -> list[str]:
+    """The components that the image gets beside those of its base."""
+    return [each for each in PURPOSES[purpose]["components"] if each not in SYSTEMS[system].get("brings", [])]
+
+
+def once_each() -> list[tuple[str, str]]:
+    """Pairs with every system and every purpose in them, which Packer takes."""
+    pairs = [(next(system for system in SYSTEMS if stands(system, purpose)), purpose) for purpose in PURPOSES]
+    done = {system for system, _purpose in pairs}
+    return [*pairs, *((system, "base.pkrvars.hcl") for system in SYSTEMS if system not in done)]
