@@ -20,7 +20,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from . import adding, bake, converge, hosts, peers, stack, table, trainer
+from . import adding, bake, converge, hosts, peers, render, stack, table, trainer
 from .fleets import ROOT
 
 PAGE = ROOT / "docs/performance.md"
@@ -39,6 +39,7 @@ PARTS: dict[str, Callable[[Path], list[table.Row]]] = {
     "converge": converge.rows,
     "adding": adding.rows,
     "hosts": hosts.rows,
+    "render": render.rows,
     "peers": peers.rows,
     "loop": trainer.loop,
     "memory": trainer.memory,
