@@ -295,6 +295,8 @@ def test_what_was_published_meets_its_own_expectation(point):
         # Without a point: the slower of NVLink and EFA, from full_speed_bytes on.
         (("p6-b200.48xlarge", 4, "all_reduce", 64 << 20), (None, 516.7, False)),
         (("p5en.48xlarge", 4, "all_reduce", 4 * GIB), (324.0, 516.7, False)),
+        (("p5en.48xlarge", 16, "all_reduce", 8 * GIB), (324.0, 423.3, False)),
+        (("p5en.48xlarge", 32, "all_reduce", 16 * GIB), (332.9, 411.3, True)),
         (("p4d.24xlarge", 8, "all_reduce", 4 * GIB), (43.2, 56.2, False)),
         (("p6-b300.48xlarge", 4, "all_reduce", 64 * GIB), (648.0, 1033.3, False)),
         (("p6-b300.48xlarge", 4, "all_reduce", 32 * GIB), (None, 1033.3, False)),

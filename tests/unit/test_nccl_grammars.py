@@ -130,6 +130,18 @@ def test_na_fails_where_nccl_tests_checks(collective: str) -> None:
     assert "results were not checked" in judged(old, collective)[1]
 
 
+def test_a_recorded_output_with_its_ranks() -> None:
+    text = (FIXTURES / "h100-2-nodes.txt").read_text()
+    hosts = ["ztan-mig-235z", "ztan-mig-gq73"]
+    verdict, reasons = judged(text, "all_reduce", hosts=hosts)
+    assert verdict == "failed" and reasons.startswith("all_reduce: the output is incomplete") and ";" not in reasons
+    assert judged(text + "#\n", "all_reduce", hosts=hosts) == ("passed", "")
+    (table,) = parse(text + "#\n", "all_reduce")
+    assert (table["ranks"], table["ranks_proven"], len(table["rows"]), table["average_busbw"]) == (16, 16, 62, 70.742)
+    # The average is over all rows and both placements, so no row was lost or read wrong.
+    assert sum(row["busbw"] for row in table["rows"]) / 62 == pytest.approx(70.742, abs=0.005)
+
+
 def test_the_recorded_sendrecv_lacks_only_its_end() -> None:
     text = (FIXTURES / "sendrecv-2-nodes.txt").read_text()
     verdict, reasons = judged(text, "sendrecv", ranks=2, hosts=["gpu23", "gpu24"], max_bytes=4096)

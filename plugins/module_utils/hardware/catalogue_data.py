@@ -2627,6 +2627,16 @@ BUSBW = [
         "source": "awslabs/awsome-distributed-ai, micro-benchmarks/nccl-tests/README.md",
     },
     {
+        "type": "p5en.48xlarge",
+        "nodes": 16,
+        "collective": "all_reduce",
+        "bytes": 17179869184,
+        "gbps": 369.86,
+        "date": "2025-09",
+        "stack": "not said",
+        "source": "awslabs/awsome-distributed-ai, micro-benchmarks/nccl-tests/slurm/topology-aware-nccl-tests (16 nodes by busbw/algbw)",
+    },
+    {
         "type": "p6-b200.48xlarge",
         "nodes": 4,
         "collective": "all_reduce",
