@@ -41,21 +41,25 @@ class Machines:
         """This machine's address on the machines' network, which is created if need be."""
         return self.fleet.gateway()
 
-    def start(self, instance: str, ami: str, key: str, user_data: bytes) -> str:
-        """Start a machine with the key for its user admin, wait until its sshd answers, and return its address."""
+    def start(self, instance: str, ami: str, key: str, user_data: bytes, kind: str = "") -> str:
+        """Start a machine with the key for its user admin, wait until its sshd answers, and return its address.
+
+        It rehearses the instance type `kind`, if that is not empty.
+        """
         files = {"key": key.encode(), "user-data": user_data}
-        address = self.fleet.add(Node(instance, memory_mib=2048, cpus=float(min(2, os.cpu_count() or 1))), self.images[ami], files)
+        node = Node(instance, memory_mib=2048, cpus=float(min(2, os.cpu_count() or 1)), type=kind)
+        address = self.fleet.add(node, self.images[ami], files)
         self._must(instance, ["sh", "-c", FIRST_BOOT])
         self.fleet.wait_for_ssh({instance: address}, 120, fresh=[instance])
         if user_data.startswith(b"#!"):
             self._must(instance, ["sh", "-c", USER_DATA])
         return address
 
-    def replace(self, instance: str, ami: str, key: str, user_data: bytes) -> None:
+    def replace(self, instance: str, ami: str, key: str, user_data: bytes, kind: str = "") -> None:
         """Give the machine a new root. Name and address stay; the host key is new and the first boot runs again."""
         for each in (self.fleet.state / "hostkeys" / instance).glob("ssh_host_*"):
             each.unlink()
-        self.start(instance, ami, key, user_data)
+        self.start(instance, ami, key, user_data, kind)
 
     def _must(self, instance: str, argv: list[str]) -> None:
         done = self.fleet.run_in(instance, argv)

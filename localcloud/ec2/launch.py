@@ -18,6 +18,7 @@ from moto.ec2.models.instances import Instance, InstanceBackend, StateReason
 from moto.ec2.responses import EC2Response
 
 from ansible_collections.muster.fleet.plugins.module_utils.containers.engine import NodeContainerError
+from ansible_collections.muster.fleet.plugins.module_utils.containers.rehearsal import can_rehearse
 from localcloud.ec2.amis import key_arn, unknown_key
 from localcloud.ec2.capacity import take_capacity
 from localcloud.wrapping import CLOUD, kept
@@ -180,8 +181,9 @@ def boot_one(instance: Instance) -> str:
     return ""
 
 
-def first_boot(instance: Instance) -> tuple[str, bytes]:
-    """The public key and the user data for cloud-init."""
+def first_boot(instance: Instance) -> tuple[str, bytes, str]:
+    """The public key and the user data for cloud-init, and the instance type whose devices the machine has, or ""."""
     keys = [each.public_key for each in instance.ec2_backend.key_pairs.values() if each.key_name == instance.key_name]
     data = base64.b64decode(str(instance.user_data)) if instance.user_data else b""
-    return "".join(f"{each.strip()}\n" for each in keys), data
+    kind = instance.instance_type if can_rehearse(instance.instance_type) else ""
+    return "".join(f"{each.strip()}\n" for each in keys), data, kind

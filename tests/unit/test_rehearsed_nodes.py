@@ -170,10 +170,11 @@ def test_all_reduce_reaches_the_reference_and_is_slowed(kind: str, nodes: int, n
     assert not table["problems"]
     slowed = collect(node, kind, nodes, [{"fault": "slow", "factor": 0.8, "host": f"compute-{nodes}"}])
     for row, slow in zip(table["rows"], slowed["rows"], strict=True):
-        floor = catalogue.nccl_expectation(kind, nodes, "all_reduce", row["size"])
-        if floor:
-            assert floor["floor"] <= row["busbw"] <= floor["ceiling"] * 1.01, row
-            assert slow["busbw"] < floor["floor"], row
+        known = catalogue.nccl_expectation(kind, nodes, "all_reduce", row["size"]) or {"ceiling": None, "floor": None}
+        assert row["busbw"] <= (known["ceiling"] or row["busbw"]) * 1.01, row
+        if known["floor"]:
+            assert row["busbw"] == pytest.approx(known["reference"], rel=0.01), row
+            assert slow["busbw"] < known["floor"], row
 
 
 def test_slow_host_outside_the_job_slows_nothing(node) -> None:

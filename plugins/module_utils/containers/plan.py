@@ -10,13 +10,13 @@ import re
 from collections.abc import Iterable, Mapping
 
 from ansible_collections.muster.fleet.plugins.module_utils.containers.engine import NodeContainerError
+from ansible_collections.muster.fleet.plugins.module_utils.containers.rehearsal import can_rehearse
 from ansible_collections.muster.fleet.plugins.module_utils.hardware.catalogue import CatalogueError, instance_type
 
 NODE_NAME = re.compile(r"[a-z]([a-z0-9-]{0,40}[a-z0-9])?")
 MOST_NODES = 200
 RUNNING = ("running",)
 NEVER_RAN = ("created", "configured", "initialized")
-ACCELERATORS = ("nvidia", "neuron")
 STARTABLE = (*NEVER_RAN, "exited", "stopped", "paused")
 
 
@@ -81,7 +81,7 @@ def rehearsed_type(kind: str, name: str) -> str:
         have = instance_type(kind)
     except CatalogueError as error:
         raise NodeContainerError(f"Node {name} can rehearse only a type with GPUs or Neuron devices. {error}") from None
-    if have["accelerator"] not in ACCELERATORS:
+    if not can_rehearse(have["name"]):
         raise NodeContainerError(f"Node {name} cannot rehearse {kind}: a rehearsal needs a type with GPUs of NVIDIA or Neuron devices.")
     return have["name"]
 

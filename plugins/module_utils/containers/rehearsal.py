@@ -9,6 +9,7 @@ Bus addresses are made up: accelerators are spread over the buses, and each EFA 
 
 from __future__ import annotations
 
+import functools
 import inspect
 import json
 
@@ -19,10 +20,19 @@ from ansible_collections.muster.fleet.plugins.module_utils.hardware import catal
 SWITCHES = {"volta": (6, "1ac2"), "ampere": (6, "1af1"), "hopper": (4, "22a3")}
 SWITCH_PORTS = 2  # InfiniBand devices by which a Blackwell host manages its NVSwitches
 EFA_DEVICE = {1: "efa0", 2: "efa1", 3: "efa2", 4: "efa3"}
-NODE_COUNTS = (1, 2, 3, 4, 8, 16, 32, 64, 128)
+MOST_NODES = 128  # the bandwidth of more nodes is that of so many
+PCI_GBPS = 20  # GB/s between GPUs without NVLink
+WIRE_PART = 0.7  # of the wires' bandwidth, where the catalogue has no reference
+ACCELERATORS = ("nvidia", "neuron")
 FILES = ("rehearsal.json", "stand-in")
 
 
+def can_rehearse(name: str) -> bool:
+    """Whether the catalogue has the type, and it has GPUs or Neuron devices that a node can rehearse."""
+    return name in catalogue.names() and catalogue.instance_type(name)["accelerator"] in ACCELERATORS
+
+
+@functools.cache
 def rehearsal(name: str) -> dict:
     """The document of a type. CatalogueError when the catalogue lacks it."""
     have = catalogue.instance_type(name)
@@ -42,7 +52,7 @@ def rehearsal(name: str) -> dict:
         "switches": [{"index": index, "bus": f"0000:{2 + index:02x}:00.0", "device": switch} for index in range(count)],
         "switch_ports": [{"name": f"ibp{2 + index}s0", "bus": f"0000:{2 + index:02x}:00.0", "gbps": 400} for index in range(ports)],
         "efa": efa_devices(have),
-        "reference": {str(nodes): reference(have, nodes) for nodes in NODE_COUNTS},
+        "reference": {each: references(have["name"], each) for each in stand_in.COLLECTIVES} if gpus else {},
     }
     document["devices"] = [path for path, _major, _minor in stand_in.device_files(document, [])]
     document["stand_ins"] = stand_in.names(document)
@@ -82,16 +92,30 @@ def efa_devices(have: dict) -> list[dict]:
     return out
 
 
-def reference(have: dict, nodes: int) -> list[list[float]]:
-    """[[bytes, busbw]] of all_reduce on so many nodes: what the catalogue has for these bytes and more, else an estimate by the wires."""
+def references(name: str, collective: str) -> dict[str, list[list[float]]]:
+    """{nodes: [[bytes, busbw], ...]} of a collective: each holds for larger numbers of nodes and bytes, until the next one."""
+    out: dict[str, list[list[float]]] = {}
+    last = None
+    for nodes in range(1, MOST_NODES + 1):
+        found = reference(name, nodes, collective)
+        if found != last:
+            out[str(nodes)] = last = found
+    return out
+
+
+def reference(name: str, nodes: int, collective: str) -> list[list[float]]:
+    """[[bytes, busbw], ...] of a collective on so many nodes: the catalogue's reference, else what the wires or PCI Express should give."""
     points: list[list[float]] = []
-    for size in (1 << power for power in range(20, 37)):
-        found = catalogue.nccl_expectation(have["name"], nodes, "all_reduce", size)
-        busbw = round(found["floor"] / catalogue.MARGIN, 2) if found else 0
-        if found and (not points or points[-1][1] != busbw):
-            points.append([size, busbw])
-    estimate = have["nvlink"] / 2 or 20 if nodes == 1 else have["wire_gbps"] / 8 * 0.7
-    return points or [[have["full_speed_bytes"], round(estimate, 2)]]
+    for size in catalogue.nccl_sizes(name, nodes, collective):
+        found = catalogue.nccl_expectation(name, nodes, collective, size)
+        points.append([size, found["reference"]])
+    if points:
+        return points
+    have = catalogue.instance_type(name)
+    known = catalogue.nccl_expectation(name, nodes, collective, have["full_speed_bytes"])
+    ceiling = known["ceiling"] if known else None
+    guess = PCI_GBPS if nodes == 1 else have["wire_gbps"] / 8
+    return [[have["full_speed_bytes"], round(WIRE_PART * min(guess, ceiling or guess), 2)]]
 
 
 def node_files(name: str) -> dict[str, bytes]:

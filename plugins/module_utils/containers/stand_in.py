@@ -856,9 +856,8 @@ def size_of(text):
     return int(float(found[1]) * 1024 ** " KMGT".index(found[2] or " "))
 
 
-def busbw(document, nodes, size, factor):
-    """The bus bandwidth in GB/s for a size on so many nodes."""
-    known = document["reference"]
+def busbw(known, nodes, size, factor):
+    """The bus bandwidth in GB/s for a size on so many nodes. known: the references of the collective."""
     points = known[max((each for each in known if int(each) <= nodes), key=int)]
     reached = [gbps for least, gbps in points if least <= size]
     full = reached[-1] if reached else points[0][1] * size / (size + min(points[0][0] // 4, 64 << 20))
@@ -943,7 +942,7 @@ def print_perf_table(document, collective, hosts, rows, *, kind, factor):
     total = 0.0
     for size in rows:
         # One rank sends nothing; nccl-tests prints a bus bandwidth of 0 for it.
-        wanted = busbw(document, nodes, size, factor) if ranks > 1 else 0.0
+        wanted = busbw(document["reference"][collective], nodes, size, factor) if ranks > 1 else 0.0
         time = size * share / (wanted * 1000) if ranks > 1 else 5.0
         algbw = size / (time * 1000)
         shown = "%.2f" % time if time < 100 else "%.1f" % time if time < 10000 else "%.0f" % time
