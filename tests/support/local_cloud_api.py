@@ -28,22 +28,25 @@ class Machines:
         self.images: dict = {}
         self.now: dict[str, str] = {}
         self.done: list[tuple] = []
+        self.kinds: dict[str, str] = {}
         self.room = 40
         self.killed: set[str] = set()
 
     def gateway(self) -> str:
         return "127.0.0.2"
 
-    def start(self, instance: str, ami: str, key: str, user_data: bytes) -> str:
+    def start(self, instance: str, ami: str, key: str, user_data: bytes, kind: str = "") -> str:
         if len(self.now) >= self.room:
             raise NodeContainerError("Fleet x needs 1536 MiB of memory, 7 MiB are free: ask for fewer nodes.")
         self.now[instance] = "running"
+        self.kinds[instance] = kind
         self.done.append(("start", self.images[ami], key, user_data))
         return f"10.213.7.{len(self.now) + 1}"
 
-    def replace(self, instance: str, ami: str, key: str, user_data: bytes) -> None:
+    def replace(self, instance: str, ami: str, key: str, user_data: bytes, kind: str = "") -> None:
         if not self.room:
             raise RuntimeError(f"Instance {instance} did not come up.")
+        self.kinds[instance] = kind
         self.done.append(("replace", instance, self.images[ami], key, user_data))
 
     def stop(self, instance: str) -> None:

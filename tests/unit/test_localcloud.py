@@ -38,6 +38,14 @@ def code(call, *args: object, **kwargs: object) -> str:
     return error.value.response["Error"]["Code"]
 
 
+def test_an_instance_of_an_accelerated_type_rehearses_it(ec2, machines: Machines) -> None:
+    kinds = {kind: run(ec2, InstanceType=kind)[0]["InstanceId"] for kind in ("p4d.24xlarge", "trn1.32xlarge", "c6i.large")}
+    assert machines.kinds == {kinds["p4d.24xlarge"]: "p4d.24xlarge", kinds["trn1.32xlarge"]: "trn1.32xlarge", kinds["c6i.large"]: ""}
+    machines.kinds.clear()
+    ec2.create_replace_root_volume_task(InstanceId=kinds["p4d.24xlarge"], ImageId=AMI)
+    assert machines.kinds == {kinds["p4d.24xlarge"]: "p4d.24xlarge"}
+
+
 def test_an_instance_is_its_machine(ec2, machines: Machines) -> None:
     key = ec2.create_key_pair(KeyName="me", KeyType="ed25519")
     assert "PRIVATE KEY" in key["KeyMaterial"]
