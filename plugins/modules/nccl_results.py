@@ -159,6 +159,10 @@ tables:
     ranks:
       description: Ranks that the output lists, or none where it lists none.
       type: int
+    ranks_missing:
+      description: Ranks below the highest one that the list of ranks lacks, which means that it was cut.
+      type: list
+      elements: int
     ranks_proven:
       description: The rank count that the bandwidths prove, or none.
       type: int

@@ -329,6 +329,15 @@ def test_expected_bandwidth(asked, expected):
     assert found is None or bool(found["source"]) == (found["floor"] is not None)
 
 
+@pytest.mark.parametrize("nodes", [1, 2, 3, 4, 17, 18, 19, 36, 100])
+def test_no_type_is_asked_for_more_than_its_wires_carry(nodes):
+    for name in catalogue.names():
+        found = catalogue.nccl_expectation(name, nodes, "all_reduce", 64 * GIB)
+        if found and found["reference"] and found["ceiling"]:
+            assert found["reference"] <= found["ceiling"], name
+            assert found["published"] or found["reference"] <= 0.96 * found["ceiling"], name
+
+
 def test_the_sizes_where_the_expectation_changes():
     assert catalogue.nccl_sizes("p6-b200.48xlarge", 4, "all_reduce") == [128 << 20, 256 << 20, GIB, 4 * GIB, 16 * GIB]
     assert catalogue.nccl_sizes("p5.48xlarge", 1, "all_reduce") == [4 * GIB, 16 * GIB]
