@@ -9,7 +9,7 @@
     boot_mode ("legacy-bios"|"uefi"|"both"), nvme {count, size_gb}, nvme_total_gb
     wire_gbps, topology_layers (0: DescribeInstanceTopology does not know the type)
     accelerator ("nvidia"|"neuron"), gpu_model, gpu_arch ("volta"..., "" for neuron), compute_capability, gpu_pci (devices of vendor 10de)
-    gpus (or Neuron devices), neuron_cores, gpu_memory_mib and gpu_memory_gib (of one), gpu_memory_total_gib
+    gpus (or Neuron devices), neuron_cores, gpu_memory_mib and gpu_memory_gib (of one)
     peak_flops {dtype: dense TFLOP/s of one}
     nvlink (GB/s of one GPU in both directions, 0 without), nvlinks, nvswitch (the host runs the fabric manager), nvlink_domain (GPUs)
     efa (generation, 0 without), efa_cards (EFA interfaces to attach), efa_counts (all numbers that work), efa_gbps (of efa_cards)
@@ -62,7 +62,6 @@ def instance_type(name):
     out["gpu_pci"] = list(device["pci"])
     out["peak_flops"] = dict(device["peak_flops"])
     out["gpu_memory_gib"] = round(row["gpu_memory_mib"] / 1024, 1)
-    out["gpu_memory_total_gib"] = round(row["gpus"] * row["gpu_memory_mib"] / 1024, 1)
     out["network_cards"] = [
         {"card": card, "max_interfaces": most, "efa": efa, "gbps": gbps}
         for first, last, most, efa, gbps in row["cards"]
