@@ -82,6 +82,7 @@ class Instance:
     owner: str = OWNER
     extra: str = ""
     nodes: tuple[str, ...] = ()
+    ultraserver: str = ""
     block: str = ""  # id of its capacity block's reservation
 
     def xml(self) -> str:
@@ -203,7 +204,8 @@ class Api:
         items = ""
         for each in known[start : start + most]:
             nodes = "".join(map("<item>{}</item>".format, each.nodes))
-            items += f"<item><instanceId>i-{each.id}</instanceId><networkNodeSet>{nodes}</networkNodeSet></item>"
+            block = f"<capacityBlockId>{each.ultraserver}</capacityBlockId>" if each.ultraserver else ""
+            items += f"<item><instanceId>i-{each.id}</instanceId>{block}<networkNodeSet>{nodes}</networkNodeSet></item>"
         token = f"<nextToken>{start + most}</nextToken>" if start + most < len(known) else ""
         body = f"<instanceSet>{items}</instanceSet>{token}"
         return f"<DescribeInstanceTopologyResponse {XMLNS}>{body}</DescribeInstanceTopologyResponse>".encode()

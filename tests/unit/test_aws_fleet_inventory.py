@@ -132,6 +132,14 @@ def test_groups_of_muster(read) -> None:
     assert found.hosts["gpu-1"].vars["muster_network_nodes"] == ["nn-1", "nn-2", "nn-3"]
 
 
+def test_nodes_that_share_nvlink_are_a_group(read) -> None:
+    node = Instance("000000000000aa", "p6e-gb200.36xlarge", {"Name": "gb"}, ip="10.0.0.20", nodes=("nn-1",), ultraserver="cb-0a1")
+    with Api({"us-east-1": [node]}) as api:
+        found = read(api, hostnames=["tag:Name"], topology=True)
+    assert "muster_ultraserver_cb_0a1" in groups_of(found, "gb")
+    assert found.hosts["gb"].vars["muster_ultraserver"] == "cb-0a1"
+
+
 def test_other_roles_accelerators_and_pcs(read) -> None:
     neuron = Instance("0000000000000f", "trn1.32xlarge", {"Name": "trn", "muster:role": "login,monitoring"})
     pcs = Instance("00000000000010", "m7i.8xlarge", {"Name": "pcs", "aws:pcs:compute-node-group-id": "pcs_2"}, cards=2, efa="interface")
