@@ -64,7 +64,8 @@ options:
       type:
         description:
           - The EC2 instance type that the node rehearses, such as V(p5.48xlarge).
-          - The node then carries the type's device files, sysfs entries and stand-ins for its tools. CPUs and memory stay those above. See docs/rehearsed_nodes.md.
+          - The node then carries the type's device files, sysfs entries and stand-ins for its tools. CPUs and memory stay those above.
+          - See docs/rehearsed_nodes.md.
         type: str
         default: ""
   layout:

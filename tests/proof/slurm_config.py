@@ -13,6 +13,9 @@ import pytest
 import yaml
 from e2e_fleet import ROOT, Fleet
 
+from ansible_collections.muster.fleet.plugins.module_utils.hardware import catalogue
+from ansible_collections.muster.fleet.plugins.module_utils.slurm import conf
+
 pytestmark = pytest.mark.engine
 
 CONTROLLER = "controller-1"
@@ -131,6 +134,42 @@ def test_a_configuration_that_slurmctld_would_not_start_with(fleet: Fleet, file:
     said = fleet.ansible(CONTROLLER, "sh", "-c", f"{copy}; {trial}", script, check=not edit)
     assert says in said
     assert len(said.splitlines()) == 1
+
+
+def configuration_of(kinds: list[str]) -> tuple[str, str, str]:
+    """(lines of slurm.conf, gres.conf, topology.conf) that role slurm writes for two nodes of each type."""
+    groups = {
+        f"muster_type_{re.sub(r'[^a-z0-9]', '_', kind)}": [f"{re.sub(r'[^a-z0-9]', '-', kind)}-{n}" for n in (1, 2)] for kind in kinds
+    }
+    hosts = [host for members in groups.values() for host in members]
+    # Nodes that cannot be measured have the whole type's CPUs and memory.
+    nodegroups = [{**group, "measured": False} for group in conf.compute_groups(hosts, groups)]
+    made = conf.node_groups(nodegroups, {}, 0.95)
+    lines = [f"NodeName={','.join(line['nodes'])} {line['keys']}" for group in made for line in group["lines"]]
+    lines += [f"NodeSet={group['name']} Nodes={','.join(group['nodes'])}" for group in made]
+    for partition in conf.compute_partitions(nodegroups):
+        lines.append(f"PartitionName={partition['name']} Nodes={','.join(partition['nodegroups'])} {conf.on_a_line(partition['params'])}")
+    gres = [f"NodeName={','.join(group['nodes'])} {conf.on_a_line(group['gres'])}" for group in made if group["gres"]]
+    topology = conf.nvlink_blocks(hosts, groups)
+    network = [f"BlockName={block['name']} Nodes={','.join(block['nodes'])}" for block in topology.get("blocks", [])]
+    if network:
+        lines.append("TopologyPlugin=topology/block")
+        network.append(f"BlockSizes={','.join(map(str, topology['block_sizes']))}")
+    return "\n".join(lines) + "\n", "\n".join(gres) + "\n", "\n".join(network) + "\n"
+
+
+@pytest.mark.parametrize("kinds", [catalogue.names(), ["p6e-gb200.36xlarge"]], ids=["all types in one fleet", "an UltraServer"])
+def test_slurmctld_starts_with_nodes_of_every_type(fleet: Fleet, kinds: list[str]) -> None:
+    script = (ROOT / "roles/slurm/files/would-slurmctld-start.sh").read_text()
+    trial = (
+        "copy=/run/muster-copy; rm -rf $copy; cp -a /etc/slurm $copy &&"
+        " sed -i -E '/^(NodeName|NodeSet|PartitionName|TopologyPlugin)=/d' $copy/slurm.conf"
+        ' && printf %s "$1" >>$copy/slurm.conf && printf %s "$2" >$copy/gres.conf && printf %s "$3" >$copy/topology.conf || exit 1;'
+        ' sh -c "$0" trial $copy /etc/slurm 2>&1; code=$?; rm -rf $copy; exit $code'
+    )
+    lines, gres, topology = configuration_of(kinds)
+    assert lines.count("Gres=gpu:") >= len(kinds) // 2
+    assert fleet.ansible(CONTROLLER, "sh", "-c", trial, script, lines, gres, topology) == "slurmctld would start"
 
 
 def test_a_uid_that_another_user_has_on_a_node(fleet: Fleet) -> None:
