@@ -144,12 +144,12 @@ class Fleet:
         return value
 
 
-def brought_up(artifacts, request: pytest.FixtureRequest, name: str) -> Fleet:
-    """A fleet after its first site.yml; it goes down when the tests are over."""
-    made = Fleet(artifacts.folder(name), name)
+def brought_up(artifacts, request: pytest.FixtureRequest, name: str, *extra: str, inventory: Path = INVENTORY) -> Fleet:
+    """A fleet after its first site.yml, with further arguments; it goes down when the tests are over."""
+    made = Fleet(artifacts.folder(name), name, inventory)
     artifacts.leave(f"fleet {name}", lambda: made.run("playbooks/local_down.yml").check_returncode())
     request.addfinalizer(made.end)
-    made.first = made.run("site.yml")
+    made.first = made.run("site.yml", *extra)
     if made.first.returncode != 0:
         pytest.fail(f"the fleet did not come up:\n{made.first.stdout[-5000:]}", pytrace=False)
     made.first_run = made.latest

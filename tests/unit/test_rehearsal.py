@@ -81,6 +81,22 @@ def test_stand_ins_by_their_content(tmp_path: Path) -> None:
     assert record({"file": str(library)})["reason"] == "it looked at a stand-in (libnccl) and would have passed"
 
 
+@pytest.mark.parametrize("path", ["/sys/module/nvidia/version", "/proc/driver/nvidia/version"])
+def test_what_is_laid_over_the_kernel_s_file_systems(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    probe = {"argv": ["cat", path], "matches": "595"}
+    real_stat, real_exists = rehearsal.os.stat, rehearsal.os.path.exists
+
+    def laid_over(name, *args, **more):
+        return type("Stat", (), {"st_dev": -1}) if name == path else real_stat(name, *args, **more)
+
+    monkeypatch.setattr(rehearsal.os.path, "exists", lambda name: name == path or real_exists(name))
+    monkeypatch.setattr(rehearsal.os, "stat", laid_over)
+    monkeypatch.setattr(rehearsal, "in_file", lambda _path: [])
+    assert record(probe, "595.1", node=NODE)["reason"] == "it looked at a stand-in (version) and would have passed"
+    assert record(probe, "595.1")["status"] == "passed"
+    assert record({"argv": ["cat", "/proc/uptime"], "matches": "1"}, "1", node=NODE)["status"] == "passed"
+
+
 def test_a_unit_of_a_stand_in(tmp_path: Path) -> None:
     path = tmp_path / "nvidia-dcgm.service"
     path.write_text(f"# {SAYS.format('DCGM')}\n[Service]\n")

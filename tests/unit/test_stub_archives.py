@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from ansible_collections.muster.fleet.plugins.module_utils.node import rehearsal
 from ansible_collections.muster.fleet.plugins.module_utils.stack import document as logic
 from ansible_collections.muster.fleet.plugins.plugin_utils import stack_files
 from ansible_collections.muster.fleet.plugins.plugin_utils.downloads import DownloadError, cached
@@ -122,3 +123,70 @@ def test_neuron_s_stub_has_the_address_and_packages_of_aws(made: Path) -> None:
     stub = logic.source_of(stack_files.load(str(made / "stub.yml")), "neuron", "debian13", "x86_64")
     assert aws and stub
     assert (aws["repository"], aws["packages"], aws["signature"]["key"]) == (stub["repository"], stub["packages"], stub["signature"]["key"])
+
+
+@pytest.fixture(scope="module")
+def rehearsed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The archives of a fleet that rehearses an instance type."""
+    folder = tmp_path_factory.mktemp("rehearsed") / "archives"
+    subprocess.run([sys.executable, MAKER, folder, "aws-2026.11", "--rehearsal"], check=True, capture_output=True)
+    return folder
+
+
+def test_a_rehearsal_has_the_versions_and_addresses_of_its_stack(rehearsed: Path, tmp_path: Path) -> None:
+    aws, stub = (stack_files.load(name) for name in ("aws-2026.11", str(rehearsed / "stub.yml")))
+    assert stub["name"] == "aws-2026.11-rehearsal"
+    assert set(logic.components(aws)) == set(logic.components(stub))
+    # They come with EFA's installer, or no role of a Slurm fleet takes them from a stack.
+    bundled = {"rdma_core", "libfabric", "openmpi", "slurm", "pmix", "nscq", "lustre_client"}
+    for name in set(components(rehearsed)) - {"neuron"}:
+        assert stub[name]["version"] == aws[name]["version"], name
+        mine, real = (logic.source_of(stack, name, "debian13", "x86_64") for stack in (stub, aws))
+        kind = mine["kind"]
+        if kind == real["kind"]:
+            assert mine[kind].endswith("/" + real[kind].split("://")[1]), name
+        assert logic.refusal(stub, name, "debian13", "x86_64") == ""
+        assert cached(mine, tmp_path, tmp_path / "lock.json").stat().st_size > 0
+    assert set(logic.components(aws)) - set(components(rehearsed)) == bundled
+
+
+def test_repositories_of_a_rehearsal_lie_where_the_nodes_have_them(rehearsed: Path) -> None:
+    driver = logic.source_of(stack_files.load(str(rehearsed / "stub.yml")), "nvidia_driver", "debian13", "x86_64")
+    assert driver and driver["repository"].startswith(f"file:///var/cache/muster/{rehearsed.name}/developer.download.nvidia.com/")
+
+
+def test_what_a_rehearsal_installs_names_itself(rehearsed: Path, made: Path, tmp_path: Path) -> None:
+    debs = sorted(rehearsed.rglob("*.deb"))
+    assert len(debs) > 20
+    for path in debs:
+        name = path.name.split("_")[0]
+        subprocess.run(["dpkg-deb", "--extract", path, tmp_path / name], check=True)
+        assert rehearsal.of_packages([name], str(tmp_path / name / "usr/share/muster/rehearsal")) == [name]
+        for program in (tmp_path / name).glob("usr/*bin/*"):
+            assert rehearsal.in_file(str(program)), program
+        for unit in (tmp_path / name).glob("usr/lib/systemd/system/*"):
+            assert rehearsal.in_file(str(unit)), unit
+    done = subprocess.run([tmp_path / "cuda-toolkit-13-2/usr/local/cuda/bin/nvcc", "--version"], capture_output=True, text=True, check=True)
+    assert rehearsal.named(done.stderr) == ["nvcc"]
+    assert "release 13.2," in done.stdout
+    # Scenarios of roles test with stubs that are no rehearsal.
+    assert not [path for path in made.rglob("*") if path.is_file() and rehearsal.in_file(str(path))]
+
+
+@pytest.mark.skipif(not shutil.which("gcc"), reason="no compiler")
+@pytest.mark.parametrize(("component", "target"), [("nccl", "src.build"), ("gdrcopy", "lib"), ("nccl_tests", "MPI=1")])
+def test_what_a_rehearsal_builds_names_itself_when_it_is_loaded(rehearsed: Path, tmp_path: Path, component: str, target: str) -> None:
+    [archive] = rehearsed.glob(f"github.com/*/{component.replace('_', '-')}/archive/refs/tags/*.tar.gz")
+    subprocess.run(["tar", "-xf", archive, "-C", tmp_path, "--strip-components=1"], check=True)
+    (tmp_path / "include").mkdir()
+    (tmp_path / "include/mpi.h").write_text("int MPI_Initialized(int *there);\n")
+    (tmp_path / "bin").symlink_to("build")
+    subprocess.run(["make", target, f"MPI_HOME={tmp_path}", f"PREFIX={tmp_path}"], cwd=tmp_path, check=True, capture_output=True)
+    built = [path for path in tmp_path.rglob("*") if path.suffix in (".2", ".so") or path.name.endswith("_perf")]
+    assert built
+    for path in built:
+        subprocess.run(["strip", "--strip-unneeded", path], check=True)
+        assert rehearsal.in_file(str(path)) == [component]
+    load = f"import ctypes; ctypes.CDLL({str(built[0])!r})" if component != "nccl_tests" else ""
+    argv = [sys.executable, "-c", load] if load else [next(path for path in built if path.name == "all_reduce_perf")]
+    assert component in rehearsal.named(subprocess.run(argv, capture_output=True, text=True, check=False).stderr)

@@ -7,13 +7,19 @@ from __future__ import annotations
 import gzip
 import hashlib
 import io
+import re
 import subprocess
+import sys
 import tarfile
 import tempfile
 from itertools import chain
 from pathlib import Path
 
-LABEL = "stub archive: keeps names, options and exit codes of {}; not the vendor's"
+STUB = "stub archive: keeps names, options and exit codes of {}; not the vendor's"
+# The words by which plugins/module_utils/node/rehearsal.py recognises a stand-in.
+STAND_IN = "muster rehearsal: {} is a stand-in for the vendor's; it looked at no hardware"
+REHEARSES = "--rehearsal" in sys.argv
+LABEL = STAND_IN if REHEARSES else STUB
 ARCHITECTURES = {"x86_64": "amd64", "arm64": "arm64"}
 EPOCH = 1_767_225_600  # one time in all archives, so that the same content has the same checksum
 
@@ -55,8 +61,8 @@ class Archives:
     def sign(self, content: bytes) -> bytes:
         return self._gpg("--detach-sign", "--output", "-", data=content)
 
-    def apt_repository(self, url: str, debs: list[bytes], suite: str = "") -> None:
-        """Write a signed apt repository: flat without a suite, as NVIDIA's is, otherwise with the one section main."""
+    def apt_repository(self, url: str, debs: list[bytes], suite: str = "", section: str = "main") -> None:
+        """Write a signed apt repository: flat without a suite, as NVIDIA's is, otherwise with one section."""
         at = url.rstrip("/") + (f"/dists/{suite}" if suite else "")
         entries: dict[str, list[str]] = {arch: [] for arch in ARCHITECTURES.values()}
         for content in debs:
@@ -67,11 +73,11 @@ class Archives:
             entry = f"{control}Filename: {'pool' if suite else '.'}/{name}\nSize: {len(content)}\nSHA256: {sha256(content)}\n"
             for arch in entries if fields["Architecture"] == "all" else [fields["Architecture"]]:
                 entries[arch].append(entry)
-        indices = {f"main/binary-{arch}/Packages": "\n".join(each) for arch, each in entries.items()}
+        indices = {f"{section}/binary-{arch}/Packages": "\n".join(each) for arch, each in entries.items()}
         if not suite:
             indices = {"Packages": "\n".join(dict.fromkeys(chain.from_iterable(entries.values())))}
         release = f"Origin: {LABEL.format('a package repository')}\nSuite: {suite or 'stub'}\nCodename: {suite or 'stub'}\n"
-        release += f"Date: Thu, 01 Jan 2026 00:00:00 UTC\nArchitectures: {' '.join(entries)}\nComponents: main\nSHA256:\n"
+        release += f"Date: Thu, 01 Jan 2026 00:00:00 UTC\nArchitectures: {' '.join(entries)}\nComponents: {section}\nSHA256:\n"
         for name, text in indices.items():
             self.put(f"{at}/{name}", text.encode())
             release += f" {sha256(text.encode())} {len(text.encode())} {name}\n"
@@ -110,6 +116,8 @@ def deb(name: str, version: str, files: dict[str, str], arch: str = "all", depen
     control = f"Package: {name}\nVersion: {version}\nArchitecture: {arch}\nMaintainer: Muster <stub@muster.invalid>\n"
     control += f"Depends: {depends}\n" if depends else ""
     control += f"Description: {LABEL.format(name)}\n"
+    if REHEARSES:
+        files = {**files, f"/usr/share/muster/rehearsal/{name}": LABEL.format(name) + "\n"}
     members = {
         "debian-binary": b"2.0\n",
         "control.tar.gz": tar_gz({"./control": control}),
@@ -131,7 +139,13 @@ def control_of(content: bytes) -> str:
 
 
 def program(of: str, body: str) -> str:
-    return f"#!/bin/sh\n# {LABEL.format(of)}\n{body}"
+    says = f"echo '{LABEL.format(of)}' >&2\n".replace("vendor's", "vendor") if REHEARSES else ""
+    return f"#!/bin/sh\n# {LABEL.format(of)}\n{says}{body}"
+
+
+def labelled(text: str) -> str:
+    """The text of a source file; its label is that of the archives."""
+    return re.sub(STUB.format("(.*?)"), lambda found: LABEL.format(found[1]), text)
 
 
 def answers(of: str, version: str, cases: dict[str, str]) -> str:

@@ -5,14 +5,19 @@
 from __future__ import annotations
 
 import io
+import json
 import platform
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
-from archives import ARCHITECTURES, LABEL, Archives, answers, deb, program, sha256, tar_gz
+from archives import ARCHITECTURES, LABEL, REHEARSES, Archives, answers, deb, labelled, program, sha256, tar_gz
 
 SOURCES = Path(__file__).parent / "sources"
+# Now the driver is there, the node's /sys and tools have its version.
+LOADED = "[ ! -x /usr/local/bin/muster-rehearsal ] || /usr/local/bin/muster-rehearsal apply >/dev/null;"
+# What the node that rehearses has itself, because it knows the node's type.
+FROM_NODE = '[ "$1" = --version ] || [ ! -x /usr/local/bin/{0} ] || exec /usr/local/bin/{0} "$@"\n'
 # The version, and the tag's archive, of what a role builds from source.
 BUILT = {
     "pyxis": ("0.24.0", "https://github.com/NVIDIA/pyxis/archive/refs/tags/v{version}.tar.gz"),
@@ -30,11 +35,35 @@ PARTS = {
     }
 }
 
+# The versions of the stack that a rehearsal extends. The plugin is in EFA's installer there, which would need a compiler.
+BUILT_REHEARSAL = {
+    "nccl": ("2.30.7", "https://github.com/NVIDIA/nccl/archive/refs/tags/v{version}-1.tar.gz"),
+    "aws_ofi_nccl": ("1.22.0", BUILT["aws_ofi_nccl"][1]),
+}
+
+
+def speaks(component: str) -> str:
+    """C code that names the stand-in as soon as a program loads it."""
+    text = LABEL.format(component)
+    return f'#include <stdio.h>\n__attribute__((constructor)) static void says(void) {{ fputs("{text}\\n", stderr); }}\n'
+
+
+def service(name: str, description: str, command: str) -> dict[str, str]:
+    """The unit of a daemon, and the daemon, which does nothing."""
+    unit = f"# {LABEL.format(name)}\n[Unit]\nDescription={description}\n[Service]\nExecStart={command}\n"
+    return {f"/usr/lib/systemd/system/{name}.service": f"{unit}[Install]\nWantedBy=multi-user.target\n"}
+
 
 def built_from_source(archives: Archives) -> None:
     """Each archive has the top folder of a GitHub tag and the stub's label in it."""
-    for component, (version, url) in BUILT.items():
-        files = {path.name: path.read_text() for path in (SOURCES / component).iterdir()}
+    for component, (version, url) in {**BUILT, **(BUILT_REHEARSAL if REHEARSES else {})}.items():
+        files = {path.name: labelled(path.read_text()) for path in (SOURCES / component).iterdir()}
+        own = {name: files.pop(name) for name in list(files) if name.endswith(".rehearsal")}
+        if REHEARSES:
+            files |= {name.removesuffix(".rehearsal"): text for name, text in own.items()}
+            files |= {name: text + speaks(component) for name, text in files.items() if name.endswith(".c") and component != "pyxis"}
+            if component == "pyxis":
+                files["pyxis.c"] = files["pyxis.c"].replace('SAYS ""', f'SAYS ", {LABEL.format(component)}"')
         top = f"{url.split('/')[4]}-{version}"
         content = tar_gz({f"{top}/{name}": text for name, text in {"STUB": LABEL.format(component) + "\n", **files}.items()})
         archives.put(url.format(version=version), content)
@@ -57,10 +86,11 @@ echo "fi_getinfo: -61 (No data available)" >&2
 exit 61
 """
     files: dict[str, str | bytes] = {
-        "efa_installer.sh": (SOURCES / "efa/efa_installer.sh").read_text().replace("VERSION", version, 1),
+        "efa_installer.sh": labelled((SOURCES / "efa/efa_installer.sh").read_text()).replace("VERSION", version, 1),
         "files/label": LABEL.format("libfabric and aws-ofi-nccl") + "\n",
         "files/mpirun": answers("mpirun of Open MPI", "5.0.9", {"--version": "mpirun (Open MPI) {version}"}),
-        "files/fi_info": program("fi_info", info),
+        "files/fi_info": program("fi_info", FROM_NODE.format("fi_info") + info if REHEARSES else info),
+        "files/mpi.h": f"/* {LABEL.format('Open MPI')} */\nint MPI_Initialized(int *there);\n",
         **packages,
         **{f"{name}.sig": archives.sign(content) for name, content in packages.items()},
     }
@@ -80,7 +110,7 @@ exit 61
 def aws_cli(archives: Archives, version: str = "2.36.11") -> None:
     url = "https://awscli.amazonaws.com/awscli-exe-linux-{arch}-{version}.zip"
     files = {
-        "aws/install": (SOURCES / "aws_cli/install").read_text().replace("VERSION", version),
+        "aws/install": labelled((SOURCES / "aws_cli/install").read_text()).replace("VERSION", version),
         "aws/dist/aws": answers("aws", version, {"--version": "aws-cli/{version} Python/3.13 Linux stub"}),
     }
     raw = io.BytesIO()
@@ -123,7 +153,7 @@ def container_toolkit(archives: Archives, version: str = "1.20.1") -> None:
     service += "Environment=NVIDIA_CTK_CDI_OUTPUT_FILE_PATH=/var/run/cdi/nvidia.yaml\n"
     service += "EnvironmentFile=-/etc/nvidia-container-toolkit/nvidia-cdi-refresh.env\n"
     service += "ExecStart=/usr/bin/nvidia-ctk cdi generate"
-    ctk = answers("nvidia-ctk", version, {"--version": "NVIDIA Container Toolkit CLI version {version}", "cdi list": "nvidia.com/gpu=all"})
+    ctk = answers("nvidia-ctk", version, {"--version": "NVIDIA Container Toolkit CLI version {version}", "cdi list": "nvidia.com/gpu=0"})
     what = "nvidia-container-toolkit"
     full = f"{version}-1"
     base = {
@@ -175,23 +205,44 @@ def cuda_repository(archives: Archives, version: str = "595.112.07") -> None:
     url = "https://developer.download.nvidia.com/compute/cuda/repos/{system}/{arch}/"
 
     def tool(name: str, said: str, number: str = version) -> dict[str, str]:
-        return {f"/usr/bin/{name}": answers(name, number, {"--version": said})}
+        text = answers(name, number, {"--version": said})
+        loads = LOADED if name == "nvidia-persistenced" else ""
+        # Without --version it is a daemon.
+        return {f"/usr/bin/{name}": text.replace("*) echo", f"*) {loads} exec sleep infinity ;; *) echo", 1) if REHEARSES else text}
 
-    fabric = tool("nv-fabricmanager", "Fabric Manager version is : {version}")
-    dcgm = tool("dcgmi", "dcgmi  version: {version}", "4.7.0")
+    daemons = {
+        name: service(name, f"{name} that does nothing", f"/usr/bin/{program}") if REHEARSES else {}
+        for name, program in (
+            ("nvidia-persistenced", "nvidia-persistenced"), ("nvidia-fabricmanager", "nv-fabricmanager"), ("nvidia-imex", "nvidia-imex"),
+            ("nvidia-dcgm", "nv-hostengine"),
+        )
+    }  # fmt: skip
+    fabric = {**tool("nv-fabricmanager", "Fabric Manager version is : {version}"), **daemons["nvidia-fabricmanager"]}
+    dcgm = {**tool("dcgmi", "dcgmi  version: {version}", "4.7.0"), **daemons["nvidia-dcgm"]}
+    if REHEARSES:
+        dcgm["/usr/bin/nv-hostengine"] = program("nv-hostengine", "exec sleep infinity\n")
     debs = [
         deb(f"nvidia-driver-pinning-{version}", f"{version}-1", {}),
-        deb("nvidia-open", f"{version}-1", tool("nvidia-persistenced", "nvidia-persistenced:  version {version}")),
+        deb(
+            "nvidia-open",
+            f"{version}-1",
+            {**tool("nvidia-persistenced", "nvidia-persistenced:  version {version}"), **daemons["nvidia-persistenced"]},
+        ),
         deb("nvidia-fabricmanager", f"{version}-1", fabric),
         # The repository gets newer versions as soon as NVIDIA publishes them.
         deb("nvidia-fabricmanager", "610.1.1-1", fabric),
-        deb("nvidia-imex", f"{version}-1", tool("nvidia-imex", "IMEX version is: {version}")),
+        deb("nvidia-imex", f"{version}-1", {**tool("nvidia-imex", "IMEX version is: {version}"), **daemons["nvidia-imex"]}),
         deb("nvlsm", "2026.10.1-1", {"/usr/share/doc/nvlsm/README": LABEL.format("nvlsm") + "\n"}),
         deb("datacenter-gpu-manager-4-cuda13", "1:4.7.0-1", dcgm),
         deb("datacenter-gpu-manager-4-cuda13", "1:4.99.0-1", dcgm),
         # Before version 4 another package had the same program, and neither package conflicts with the other.
         deb("datacenter-gpu-manager", "1:3.3.9", dcgm),
     ]
+    if REHEARSES:
+        debs.append(deb("cuda-toolkit-13-2", "13.2.2-1", {
+            "/usr/local/cuda/bin/nvcc": (labelled((SOURCES / "cuda/nvcc").read_text())),
+            "/usr/local/cuda/version.json": json.dumps({"cuda": {"name": LABEL.format("CUDA SDK"), "version": "13.2.2"}}) + "\n",
+        }))  # fmt: skip
     for arch in ("x86_64", "sbsa"):
         archives.apt_repository(url.format(system="debian13", arch=arch), debs)
     signature = archives.put_key("https://developer.download.nvidia.com/cuda.pub")
@@ -199,6 +250,8 @@ def cuda_repository(archives: Archives, version: str = "595.112.07") -> None:
     archives.stack |= {name: {"version": version, "sources": [source]} for name in ("nvidia_driver", "imex")}
     archives.stack["fabricmanager"] = {"version": version, "sources": [{**source, "packages": ["nvidia-fabricmanager"]}]}
     archives.stack["nvlsm"] = {"version": "*", "sources": [source]}
+    if REHEARSES:
+        archives.stack["cuda"] = {"version": "13.2.2", "sources": [{**source, "packages": ["cuda-toolkit-13-2"]}]}
     archives.stack["dcgm"] = {"version": "4.7.0", "sources": [{**source, "packages": ["datacenter-gpu-manager-4-cuda13"]}]}
 
 
@@ -216,6 +269,26 @@ def neuron(archives: Archives) -> None:
     archives.stack["neuron"] = {"version": "2.32.0", "sources": [{"repository": url, "packages": list(packages), "signature": signature}]}
 
 
+def docker(archives: Archives, version: str = "29.1.4") -> None:
+    url = "https://download.docker.com/linux/debian"
+    full = f"5:{version}-1~debian.13~trixie"
+    client = {"/usr/bin/docker": labelled((SOURCES / "docker/docker").read_text()).replace("VERSION", version)}
+    daemon = {"/usr/bin/dockerd": labelled((SOURCES / "docker/dockerd").read_text()), **service("docker", "Docker", "/usr/bin/dockerd")}
+    containerd = {"/usr/bin/containerd": program("containerd", "exec sleep infinity\n")}
+    debs = [deb("docker-ce", full, daemon), deb("docker-ce-cli", full, client), deb("containerd.io", "2.2.1-1", containerd)]
+    archives.apt_repository(url, debs, suite=archives.suite, section="stable")
+    packages = ["docker-ce", "docker-ce-cli", "containerd.io"]
+    signature = archives.put_key(f"{url}/gpg")
+    archives.stack["docker"] = {"version": version, "sources": [{"repository": url, "packages": packages, "signature": signature}]}
+
+
+def without_gnupg(archives: Archives) -> None:
+    """EFA's installer by its checksum: the check of its packages' signatures would install gpg on every node."""
+    entry = archives.stack["efa"]
+    path = archives.folder / entry["sources"][0]["url"].format(version=entry["version"]).split("://", 1)[1]
+    entry["sources"] = [{"url": entry["sources"][0]["url"], "sha256": sha256(path.read_bytes())}]
+
+
 ALL = (
     built_from_source,
     efa,
@@ -226,3 +299,5 @@ ALL = (
     cuda_repository,
     neuron,
 )
+# Scenarios of roles take Debian's Docker. FSx's client has no packages for Debian, so that the real stack refuses it as well.
+REHEARSED = (*(each for each in ALL if each is not lustre_client), docker, without_gnupg)

@@ -17,8 +17,11 @@ from ansible_collections.muster.fleet.plugins.module_utils.basics import read_te
 
 PATH = "/etc/muster/rehearsal.json"
 PACKAGES = "/usr/share/muster/rehearsal"
+UNITS = "/usr/lib/systemd/system/"
 SAYS = "muster rehearsal: %s is a stand-in"
 NAMES = re.compile(re.escape(SAYS) % "([^;\n]{1,80}?)")
+# What the kernel itself has in its file systems: whatever lies on another one was laid over them.
+KERNEL_S = {"sys": "/sys/kernel", "proc": "/proc/version"}
 # The words are in the first bytes of a script, and anywhere in a small library.
 MOST_BYTES = 65536
 
@@ -68,10 +71,11 @@ def of_entry(entry):
 
 
 def is_device(path, rehearsed):
-    """Whether a path is, or begins as, a device that the node was given, or lies in what was laid over the kernel's /sys."""
+    """Whether a path is, or begins as, a device that the node was given, or lies in what was laid over the kernel's /sys and /proc."""
     if path.startswith("/dev/") and path != "/dev/null":
         return any(device.startswith(path) for device in rehearsed.get("devices", ()))
-    return bool(rehearsed) and path.startswith("/sys/") and os.path.exists(path) and os.stat(path).st_dev != os.stat("/sys/kernel").st_dev
+    kernel_s = KERNEL_S.get(path.split("/")[1], "") if path.startswith("/") and rehearsed else ""
+    return bool(kernel_s) and os.path.exists(path) and os.stat(path).st_dev != os.stat(kernel_s).st_dev
 
 
 def in_command(words, rehearsed, which=shutil.which):
@@ -79,9 +83,11 @@ def in_command(words, rehearsed, which=shutil.which):
     found: list = []
     for token in dict.fromkeys(token for word in words for token in re.findall(r"[\w./+-]+", word)):
         path = token if os.path.isabs(token) else "" if token.startswith("-") else which(token)
+        path = UNITS + token if token.endswith((".service", ".path")) else path
         name = os.path.basename(token)
         if (path and not os.path.isabs(token) and name in rehearsed.get("stand_ins", ())) or is_device(token, rehearsed):
             found.append(name)
         elif path:
-            found += in_file(path)
+            names = in_file(path)
+            found += [name] if names and name in rehearsed.get("stand_ins", ()) else names
     return list(dict.fromkeys(found))

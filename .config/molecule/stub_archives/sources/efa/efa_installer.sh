@@ -41,6 +41,7 @@ echo "= Installing EFA $version ="
     echo "# Debug packages installed: no"
     echo "# Packages installed:"
     for package in DEBS/*.deb; do basename "$package" .deb; done
+    echo "# $(sed -n 's/^# \(.*efa_installer.sh.*\)/\1/p' efa_installer.sh | head -n 1)"
 } >/tmp/efa_installed_packages
 mkdir -p /opt/amazon
 mv /tmp/efa_installed_packages /opt/amazon/efa_installed_packages
@@ -50,8 +51,12 @@ if [ -z "$minimal" ]; then
     cp files/label "/opt/amazon/efa/$lib/libfabric.so.1"
     cp files/label "/opt/amazon/ofi-nccl/$lib/libnccl-net-ofi.so"
     ln -sf libnccl-net-ofi.so "/opt/amazon/ofi-nccl/$lib/libnccl-net.so"
-    echo "/opt/amazon/ofi-nccl/$lib" >/etc/ld.so.conf.d/100_ofinccl.conf
-    for each in $mpi; do mkdir -p "/opt/amazon/$each/bin"; cp files/mpirun "/opt/amazon/$each/bin/mpirun"; done
+    { sed -n 's/^# \(.*efa_installer.sh.*\)/# \1/p' efa_installer.sh | head -n 1; echo "/opt/amazon/ofi-nccl/$lib"; } >/etc/ld.so.conf.d/100_ofinccl.conf
+    for each in $mpi; do
+        mkdir -p "/opt/amazon/$each/bin" "/opt/amazon/$each/include"
+        cp files/mpirun "/opt/amazon/$each/bin/mpirun"
+        cp files/mpi.h "/opt/amazon/$each/include/mpi.h"
+    done
 fi
 if [ -n "$limits" ]; then
     printf '* soft memlock unlimited\n* hard memlock unlimited\n' >/etc/security/limits.d/01_efa.conf

@@ -1,5 +1,7 @@
 #include <stddef.h>
 #include <slurm/spank.h>
+/* The help of srun shows it. In a rehearsal it names the stand-in. */
+#define SAYS ""
 SPANK_PLUGIN(pyxis, 1)
 static int wanted(int val, const char *optarg, int remote)
 {
@@ -7,7 +9,7 @@ static int wanted(int val, const char *optarg, int remote)
     return -1;
 }
 struct spank_option spank_options[] = {
-    {"container-image", "IMAGE", "[pyxis] the image to use for the container filesystem", 1, 0, wanted},
+    {"container-image", "IMAGE", "[pyxis] the image to use for the container filesystem" SAYS, 1, 0, wanted},
     {"container-mounts", "SRC:DST", "[pyxis] bind mounts inside the container", 1, 0, wanted},
     SPANK_OPTIONS_TABLE_END
 };
