@@ -33,7 +33,12 @@ def headers_task() -> dict:
 CASES = {
     "unknown OS": (FEDORA, "efa", {}, "Stack aws-2026.11 has no efa for fedora42 on x86_64; give efa a source for it."),
     "refused on this OS": (DEBIAN, "neuron", {"muster_stack_name": "aws-2026.11"}, "neuron 2.32.0 is refused on debian13: "),
-    "not verified": (UBUNTU, "lustre_client", {}, "lustre_client * is not verified (AWS publishes no fingerprint of the key"),
+    "not signed": (
+        UBUNTU,
+        "lustre_client",
+        {"muster_require_signed": True},
+        "muster_require_signed is true, and only HTTPS vouches for the key https://fsx-lustre-client-repo-public-keys.s3.amazonaws.com/",
+    ),
     "unknown type": (UBUNTU, "nvidia_fabric", {"instance_type": "p5.48xlrage"}, "p5.48xlarge"),
     "driver and fabric manager differ": (
         UBUNTU,
