@@ -69,6 +69,19 @@ PORT_COUNTERS = """
 """
 
 
+def say(text, file=None, flush=False):
+    """Print a line. The sanity tests of collections forbid `print`, because modules must not use it."""
+    stream = file or sys.stdout
+    stream.write(text + "\n")
+    if flush:
+        stream.flush()
+
+
+def whole(value):
+    """Tell whether a value of JSON is a whole number; in Python a truth value is one, too."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
 class Refused(Exception):
     """An expected failure; the text is one sentence for the user."""
 
@@ -98,17 +111,17 @@ def check_faults(document, faults):
         have = len(document[where]) if where else 0
         what = {"gpus": "GPUs", "efa": "EFA devices", "neuron": "Neuron devices"}.get(where)
         index = each.get("index")
-        if where and (type(index) is not int or not 0 <= index < have):
+        if where and not (whole(index) and 0 <= index < have):
             raise Refused(
                 "Fault %s cannot have index %s: %s has %d %s%s."
                 % (each["fault"], json.dumps(index), document["instance_type"], have, what, ", from 0 to %d" % (have - 1) if have else "")
             )
     slow = [each.get("factor") for each in faults if each["fault"] == "slow"]
-    wrong = [factor for factor in slow if type(factor) not in (int, float) or not 0 < factor <= 1]
+    wrong = [factor for factor in slow if not (isinstance(factor, float) or whole(factor)) or not 0 < factor <= 1]
     if wrong:
         raise Refused("Fault slow cannot have factor %s: give a number above 0 and at most 1." % json.dumps(wrong[0]))
     codes = [each.get("code") for each in faults if each["fault"] == "xid"]
-    if [code for code in codes if type(code) is not int]:
+    if not all(whole(code) for code in codes):
         raise Refused("Fault xid needs a code, such as 79.")
 
 
@@ -366,7 +379,7 @@ def manage(args):
         wanted = [{**each, "host": host} if host else each for each in wanted]
         faults = [each for each in faults if each.get("host", "") != host] + wanted
         if faults == former:
-            print("unchanged")
+            say("unchanged")
             return 0
         write({FAULTS: json.dumps(faults, indent=1) + "\n"})
         apply(document, faults)
@@ -374,7 +387,7 @@ def manage(args):
         apply(document, faults)
     elif what != "show" or rest:
         raise Refused("%s knows show, apply and faults [HOST] JSON, not %s." % (SELF, " ".join(args)))
-    print(json.dumps({"instance_type": document["instance_type"], "faults": faults}))
+    say(json.dumps({"instance_type": document["instance_type"], "faults": faults}))
     return 0
 
 
@@ -525,35 +538,35 @@ def nvidia_smi(document, faults, args):
     query = option(args, "--query-gpu", "--query-gpu")
     driver, cuda = versions["nvidia_driver"], versions["cuda"]
     if "--version" in args:
-        print(
+        say(
             "NVIDIA-SMI version  : %s (rehearsal)\nNVML version        : %s\nDRIVER version      : %s\nCUDA Version        : %s"
             % (driver, driver, driver, cuda)
         )
         return 0
     if document["gpus"] and not gpus:
-        print("No devices were found")
+        say("No devices were found")
         return 6
     if args[:1] == ["nvlink"]:
         rate = document["hardware"]["nvlink"] / 2 / (document["hardware"]["nvlinks"] or 1)
         for each in values:
-            print("GPU %d: %s (UUID: %s)" % (each["index"], each["name"], each["uuid"]))
+            say("GPU %d: %s (UUID: %s)" % (each["index"], each["name"], each["uuid"]))
             for link in range(document["hardware"]["nvlinks"]):
-                print("\t Link %d: %.3f GB/s" % (link, rate))
+                say("\t Link %d: %.3f GB/s" % (link, rate))
     elif args[:1] == ["topo"]:
-        print(topology(document, gpus))
+        say(topology(document, gpus))
     elif query is not None:
         return print_query(values, query.split(","), option(args, "--format", "--format") or "")
     elif "-L" in args or "--list-gpus" in args:
         for each in values:
-            print("GPU %d: %s (UUID: %s)" % (each["index"], each["name"], each["uuid"]))
+            say("GPU %d: %s (UUID: %s)" % (each["index"], each["name"], each["uuid"]))
     elif "-q" in args or "--query" in args:
         print_log(values, versions, "-x" in args or "--xml-format" in args)
     elif [arg for arg in args if arg not in ("-i", "--id", wanted)]:
         raise Refused("This stand-in of nvidia-smi knows -L, -q, -q -x, --query-gpu, nvlink -s and topo -m, not %s." % " ".join(args))
     else:
-        print("NVIDIA-SMI %s (rehearsal)    Driver Version: %s    CUDA Version: %s" % (driver, driver, cuda))
+        say("NVIDIA-SMI %s (rehearsal)    Driver Version: %s    CUDA Version: %s" % (driver, driver, cuda))
         for each in values:
-            print(
+            say(
                 "| {index:>3}  {name}  {bus}  {used} / {total} |".format(
                     bus=each["pci.bus_id"],
                     used=each["memory.used"],
@@ -564,7 +577,7 @@ def nvidia_smi(document, faults, args):
     lost = sorted(having(faults, "gpu_lost"))
     if lost and wanted is None:
         bus = document["gpus"][lost[0]]["bus"].upper()
-        print(
+        say(
             "Unable to determine the device handle for GPU%d: 0000%s: GPU is lost.  Reboot the system to recover this GPU" % (lost[0], bus),
             file=sys.stderr,
         )
@@ -573,28 +586,28 @@ def nvidia_smi(document, faults, args):
 
 def print_log(values, versions, xml):
     if xml:
-        print('<?xml version="1.0" ?>\n<!DOCTYPE nvidia_smi_log SYSTEM "nvsmi_device_v13.dtd">\n<nvidia_smi_log>')
-        print(" <timestamp>%s</timestamp>" % datetime.datetime.now().ctime())
-        print(" <driver_version>%s</driver_version>\n <cuda_version>%s</cuda_version>" % (versions["nvidia_driver"], versions["cuda"]))
-        print(" <attached_gpus>%d</attached_gpus>" % len(values))
-        print("".join(filled(XML, each) for each in values) + "</nvidia_smi_log>")
+        say('<?xml version="1.0" ?>\n<!DOCTYPE nvidia_smi_log SYSTEM "nvsmi_device_v13.dtd">\n<nvidia_smi_log>')
+        say(" <timestamp>%s</timestamp>" % datetime.datetime.now().ctime())
+        say(" <driver_version>%s</driver_version>\n <cuda_version>%s</cuda_version>" % (versions["nvidia_driver"], versions["cuda"]))
+        say(" <attached_gpus>%d</attached_gpus>" % len(values))
+        say("".join(filled(XML, each) for each in values) + "</nvidia_smi_log>")
         return
-    print("\n==============NVSMI LOG (rehearsal)==============\n")
+    say("\n==============NVSMI LOG (rehearsal)==============\n")
     for key, text in (("Driver Version", versions["nvidia_driver"]), ("CUDA Version", versions["cuda"]), ("Attached GPUs", len(values))):
-        print("%-42s: %s" % (key, text))
+        say("%-42s: %s" % (key, text))
     shown = {"Product Name": "name", "Persistence Mode": "persistence_mode", "GPU UUID": "uuid", "Minor Number": "minor"}
     for each in values:
-        print("GPU %s" % each["pci.bus_id"])
+        say("GPU %s" % each["pci.bus_id"])
         for key, name in shown.items():
-            print("    %-38s: %s" % (key, each[name]))
+            say("    %-38s: %s" % (key, each[name]))
         for title, pairs in (
             ("Remapped Rows", {"Pending": "remapped_rows.pending", "Remapping Failure Occurred": "remapped_rows.failure"}),
             ("Fabric", {"State": "fabric.state", "Status": "fabric.status"}),
             ("Clocks Event Reasons", {"HW Slowdown": "clocks_event_reasons.hw_slowdown"}),
         ):
-            print("    " + title)
+            say("    " + title)
             for key, name in pairs.items():
-                print("        %-34s: %s" % (key, str(each[name]).strip("[]")))
+                say("        %-34s: %s" % (key, str(each[name]).strip("[]")))
 
 
 def print_query(values, fields, form):
@@ -605,13 +618,13 @@ def print_query(values, fields, form):
     fields = [field.strip() for field in fields]
     unknown = [field for field in fields if values and field not in values[0]]
     if unknown:
-        print('Field "%s" is not a valid field to query.' % unknown[0])
+        say('Field "%s" is not a valid field to query.' % unknown[0])
         return 2
     if "noheader" not in styles:
-        print(", ".join(fields))
+        say(", ".join(fields))
     for each in values:
         row = [str(each[field]) for field in fields]
-        print(", ".join(re.sub(r" (MiB|MHz|W|%)$", "", text) for text in row) if "nounits" in styles else ", ".join(row))
+        say(", ".join(re.sub(r" (MiB|MHz|W|%)$", "", text) for text in row) if "nounits" in styles else ", ".join(row))
     return 0
 
 
@@ -651,17 +664,17 @@ def dcgmi(document, faults, args):
     versions = known_versions()
     gpus = gpus_of(document, faults)
     if "--version" in args:
-        print("dcgmi  version: %s (rehearsal)" % versions["dcgm"])
+        say("dcgmi  version: %s (rehearsal)" % versions["dcgm"])
     elif args[:1] == ["discovery"]:
-        print("%d GPU%s found." % (len(gpus), "" if len(gpus) == 1 else "s"))
+        say("%d GPU%s found." % (len(gpus), "" if len(gpus) == 1 else "s"))
         line = "+--------+----------------------------------------------------------------------+"
-        print("%s\n| GPU ID | Device Information                                                   |\n%s" % (line, line))
+        say("%s\n| GPU ID | Device Information                                                   |\n%s" % (line, line))
         for gpu in gpus:
             texts = ("Name: " + document["gpu_name"], "PCI Bus ID: 0000" + gpu["bus"].upper(), "Device UUID: " + gpu_uuid(gpu))
             for number, text in enumerate(texts):
-                print("| %-6s | %-68s |" % ("" if number else gpu["index"], text))
-            print(line)
-        print("%d NvSwitch%s found." % (len(document["switches"]), "" if len(document["switches"]) == 1 else "es"))
+                say("| %-6s | %-68s |" % ("" if number else gpu["index"], text))
+            say(line)
+        say("%d NvSwitch%s found." % (len(document["switches"]), "" if len(document["switches"]) == 1 else "es"))
     elif args[:1] == ["diag"]:
         return diagnose(document, faults, versions, option(args, "-r", "--run") or "1", "-j" in args or "--json" in args)
     else:
@@ -685,11 +698,11 @@ def diagnose(document, faults, versions, level, as_json):
             found.append(("diagnostic", gpu["index"], 24, "Thermal violations on GPU %d." % gpu["index"]))
     failed = {name for name, _gpu, _code, _text in found}
     if not as_json:
-        print("Successfully ran diagnostic for group.\n| DCGM Version              | %s (rehearsal) |" % versions["dcgm"])
+        say("Successfully ran diagnostic for group.\n| DCGM Version              | %s (rehearsal) |" % versions["dcgm"])
         for name in tests:
-            print("| %-25s | %-46s |" % (name, "Fail" if name in failed else "Pass"))
+            say("| %-25s | %-46s |" % (name, "Fail" if name in failed else "Pass"))
         for _name, _gpu, _code, text in found:
-            print("| %-25s | %-46s |" % ("Error", text))
+            say("| %-25s | %-46s |" % ("Error", text))
         return 226 if failed else 0
     categories: dict = {}
     for name, category in tests.items():
@@ -707,7 +720,7 @@ def diagnose(document, faults, versions, level, as_json):
         "Driver Version Detected": versions["nvidia_driver"],
         "test_categories": [{"category": name, "tests": tests} for name, tests in categories.items()],
     }
-    print(json.dumps({"DCGM Diagnostic": root}, indent=1))
+    say(json.dumps({"DCGM Diagnostic": root}, indent=1))
     return 226 if failed else 0
 
 
@@ -720,26 +733,26 @@ def efa_of(document, faults):
 def fi_info(document, faults, args):
     """fi_info -p efa [-t FI_EP_RDM], --version."""
     if "--version" in args:
-        print("fi_info: %s\nlibfabric: %s\nlibfabric api: 2.4 (rehearsal)" % (LIBFABRIC, LIBFABRIC))
+        say("fi_info: %s\nlibfabric: %s\nlibfabric api: 2.4 (rehearsal)" % (LIBFABRIC, LIBFABRIC))
         return 0
     kinds = {"FI_EP_RDM": ("rdm", "FI_PROTO_EFA"), "FI_EP_DGRAM": ("dgrm", "FI_PROTO_EFA")}
     asked = option(args, "-t", "--ep_type")
     cards = [each for each in efa_of(document, faults) if each["index"] not in having(faults, "efa_down")]
     if not cards or (option(args, "-p", "--provider") or "efa") != "efa" or (asked and asked not in kinds):
-        print("fi_getinfo: -61 (No data available)", file=sys.stderr)
+        say("fi_getinfo: -61 (No data available)", file=sys.stderr)
         return 61
     for each in cards:
         for kind, (suffix, protocol) in kinds.items():
             if asked in (None, kind):
-                print("provider: efa\n    fabric: efa\n    domain: %s-%s" % (each["name"], suffix))
-                print("    version: 204.0\n    type: %s\n    protocol: %s" % (kind, protocol))
+                say("provider: efa\n    fabric: efa\n    domain: %s-%s" % (each["name"], suffix))
+                say("    version: 204.0\n    type: %s\n    protocol: %s" % (kind, protocol))
     return 0
 
 
 def ibv_devices(document, faults, _args):
-    print("    device          \t   node GUID\n    ------          \t----------------")
+    say("    device          \t   node GUID\n    ------          \t----------------")
     for each in [*efa_of(document, faults), *document["switch_ports"]]:
-        print("    %-16s\t%s" % (each["name"], "0000" + mac_of(each["name"]).hex()))
+        say("    %-16s\t%s" % (each["name"], "0000" + mac_of(each["name"]).hex()))
     return 0
 
 
@@ -747,10 +760,10 @@ def ibv_devinfo(document, faults, _args):
     down = having(faults, "efa_down")
     for each in [*efa_of(document, faults), *document["switch_ports"]]:
         state = "PORT_DOWN (1)" if each.get("index") in down else "PORT_ACTIVE (4)"
-        print("hca_id:\t%s\n\ttransport:\t\t\tunspecified (4)\n\tfw_ver:\t\t\t\t0.0.0.0" % each["name"])
-        print("\tnode_guid:\t\t\t0000:%s" % ":".join(mac_of(each["name"]).hex()[at : at + 4] for at in (0, 4, 8)))
-        print("\tvendor_id:\t\t\t%s\n\tphys_port_cnt:\t\t\t1\n\t\tport:\t1" % ("0x1d0f" if "card" in each else "0x02c9"))
-        print("\t\t\tstate:\t\t\t%s\n\t\t\tlink_layer:\t\tUnspecified\n" % state)
+        say("hca_id:\t%s\n\ttransport:\t\t\tunspecified (4)\n\tfw_ver:\t\t\t\t0.0.0.0" % each["name"])
+        say("\tnode_guid:\t\t\t0000:%s" % ":".join(mac_of(each["name"]).hex()[at : at + 4] for at in (0, 4, 8)))
+        say("\tvendor_id:\t\t\t%s\n\tphys_port_cnt:\t\t\t1\n\t\tport:\t1" % ("0x1d0f" if "card" in each else "0x02c9"))
+        say("\t\t\tstate:\t\t\t%s\n\t\t\tlink_layer:\t\tUnspecified\n" % state)
     return 0
 
 
@@ -758,7 +771,7 @@ def neuron_ls(document, faults, args):
     """neuron-ls, -j, --version."""
     versions = known_versions()
     if "--version" in args:
-        print("neuron-ls %s (rehearsal)" % versions["neuron"])
+        say("neuron-ls %s (rehearsal)" % versions["neuron"])
         return 0
     gone = having(faults, "neuron_missing")
     devices = [each for each in document["neuron"] if each["index"] not in gone]
@@ -780,19 +793,19 @@ def neuron_ls(document, faults, args):
             }
         )
     if "-j" in args or "--json-output" in args:
-        print(json.dumps(rows))
+        say(json.dumps(rows))
         return 0
-    print("instance-type: %s\ninstance-id: rehearsal" % document["instance_type"])
+    say("instance-type: %s\ninstance-id: rehearsal" % document["instance_type"])
     line = "+--------+--------+--------+-----------+--------------+"
-    print(
+    say(
         "%s\n| NEURON | NEURON | NEURON | CONNECTED | PCI          |\n| DEVICE | CORES  | MEMORY | DEVICES   | BDF          |\n%s"
         % (line, line)
     )
     for row in rows:
         memory = "%d GB" % (row["memory_size"] >> 30)
         others = ", ".join(map(str, row["connected_to"]))
-        print("| %-6d | %-6d | %-6s | %-9s | %-12s |" % (row["neuron_device"], row["nc_count"], memory, others, row["bdf"]))
-    print(line)
+        say("| %-6d | %-6d | %-6s | %-9s | %-12s |" % (row["neuron_device"], row["nc_count"], memory, others, row["bdf"]))
+    say(line)
     return 0
 
 
@@ -832,7 +845,7 @@ def job(env):
         return (
             int(env["SLURM_PROCID"]),
             int(env.get("SLURM_LOCALID") or 0),
-            [host for host, count in zip(hosts, counts) for _ in range(count)],
+            [host for host, count in zip(hosts, counts) for _each in range(count)],
         )
     size = int(env.get("OMPI_COMM_WORLD_SIZE") or 1)
     return int(env.get("OMPI_COMM_WORLD_RANK") or 0), int(env.get("OMPI_COMM_WORLD_LOCAL_RANK") or 0), [me] * size
@@ -875,16 +888,16 @@ def perf(name, document, faults, args):
     collective = name[: -len("_perf")]
     rank, local, hosts_of_tasks = job(os.environ)
     each = int(option(args, "-t", "--nthreads") or 1) * int(option(args, "-g", "--ngpus") or 1)
-    hosts = [host for host in hosts_of_tasks for _ in range(each)]
+    hosts = [host for host in hosts_of_tasks for _each in range(each)]
     me = hosts_of_tasks[rank] if rank < len(hosts_of_tasks) else socket.gethostname()
     have = gpus_of(document, faults)
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     count = len(have) if visible is None else min(len(have), len([one for one in visible.split(",") if one]))
     if not count:
-        print("%s: Test CUDA failure common.cu:1005 'no CUDA-capable device is detected'" % me)
+        say("%s: Test CUDA failure common.cu:1005 'no CUDA-capable device is detected'" % me)
         return 2
     if (local + 1) * each > count:
-        print("Invalid number of GPUs: %d requested but only %d were found." % ((local + 1) * each, count))
+        say("Invalid number of GPUs: %d requested but only %d were found." % ((local + 1) * each, count))
         return 1
     if rank:
         return 0
@@ -912,33 +925,33 @@ def print_perf_head(document, name, hosts, asked, iters):
     versions = known_versions()
     low, high, step, factor = asked
     code = "".join("%02d" % int(part) for part in (versions["nccl"].split("-")[0].split("+")[0].split(".") + ["0"] * 3)[:3]).lstrip("0")
-    print("# nccl-tests version %s nccl-headers=%s nccl-library=%s (rehearsal)" % (versions["nccl_tests"], code, code))
-    print("# Collective test starting: %s" % name)
+    say("# nccl-tests version %s nccl-headers=%s nccl-library=%s (rehearsal)" % (versions["nccl_tests"], code, code))
+    say("# Collective test starting: %s" % name)
     stride = "%s(factor)" % factor if factor else "%d(bytes)" % (size_of(step) if step else 1048576)
     form = "# nThread 1 nGpus 1 minBytes %d maxBytes %d step: %s warmup iters: 1 iters: %d agg iters: 1 validation: 1 graph: 0"
-    print(form % (low, high, stride, iters) + "\n#\n# Using devices")
+    say(form % (low, high, stride, iters) + "\n#\n# Using devices")
     for rank, host in enumerate(hosts):
         at = hosts[:rank].count(host)
         gpu = document["gpus"][at % len(document["gpus"])]
         form = "#  Rank %2d Group  0 Pid %6d on %10s device %2d [%s] %s"
-        print(form % (rank, os.getpid(), host, at, gpu["bus"][:-2], document["gpu_name"]))
-    print("NCCL version %s+cuda%s" % (versions["nccl"], ".".join(versions["cuda"].split(".")[:2])))
+        say(form % (rank, os.getpid(), host, at, gpu["bus"][:-2], document["gpu_name"]))
+    say("NCCL version %s+cuda%s" % (versions["nccl"], ".".join(versions["cuda"].split(".")[:2])))
     if os.environ.get("NCCL_DEBUG", "").upper() in ("INFO", "TRACE"):
         begin = "%s:%d:%d [0] NCCL INFO " % (hosts[0], os.getpid(), os.getpid())
         if document["efa"]:
-            print(begin + "NET/OFI Selected provider is efa, fabric is efa (found %d nics)" % len(document["efa"]))
-        print(begin + "Using network %s" % ("Libfabric" if document["efa"] else "Socket"))
+            say(begin + "NET/OFI Selected provider is efa, fabric is efa (found %d nics)" % len(document["efa"]))
+        say(begin + "Using network %s" % ("Libfabric" if document["efa"] else "Socket"))
 
 
 def print_perf_table(document, collective, hosts, rows, *, kind, factor):
     weight, redop, root = COLLECTIVES[collective]
     ranks, nodes = len(hosts), len(set(hosts))
     share = weight * (ranks - 1) / ranks if weight else 1.0
-    print("#\n#%59s%14s%33s" % ("out-of-place", "", "in-place"))
+    say("#\n#%59s%14s%33s" % ("out-of-place", "", "in-place"))
     head = "     time   algbw   busbw #wrong"
-    print("# %10s  %12s  %8s  %6s  %6s%s%s" % ("size", "count", "type", "redop", "root", head, head))
+    say("# %10s  %12s  %8s  %6s  %6s%s%s" % ("size", "count", "type", "redop", "root", head, head))
     units = "     (us)  (GB/s)  (GB/s)       "
-    print("# %10s  %12s  %8s  %6s  %6s%s%s" % ("(B)", "(elements)", "", "", "", units, units))
+    say("# %10s  %12s  %8s  %6s  %6s%s%s" % ("(B)", "(elements)", "", "", "", units, units))
     total = 0.0
     for size in rows:
         # One rank sends nothing; nccl-tests prints a bus bandwidth of 0 for it.
@@ -949,9 +962,9 @@ def print_perf_table(document, collective, hosts, rows, *, kind, factor):
         reached = algbw * share if ranks > 1 else 0.0
         total += reached
         side = "  %7s  %6.2f  %6.2f  %5d" % (shown, algbw, reached, 0)
-        print("%12d  %12d  %8s  %6s  %6d%s%s" % (size, max(size // SIZES[kind], 1), kind, redop, root, side, side))
-    print("# Out of bounds values : 0 OK\n# Avg bus bandwidth    : %g \n#" % (total / len(rows)))
-    print("# Collective test concluded: %s_perf\n#" % collective)
+        say("%12d  %12d  %8s  %6s  %6d%s%s" % (size, max(size // SIZES[kind], 1), kind, redop, root, side, side))
+    say("# Out of bounds values : 0 OK\n# Avg bus bandwidth    : %g \n#" % (total / len(rows)))
+    say("# Collective test concluded: %s_perf\n#" % collective)
 
 
 PROGRAMS = {
@@ -975,13 +988,13 @@ def main(argv):
             raise Refused("%s has no devices for %s." % (document["instance_type"], name))
         if not int(os.environ.get("SLURM_PROCID") or 0):
             start = "muster rehearsal: %s"
-            print(
+            say(
                 (start + " is a stand-in for %s; it looked at no hardware") % (name, document["instance_type"]), file=sys.stderr, flush=True
             )
         faults = read_json(FAULTS, [])
         return PROGRAMS[name](document, faults, argv[1:]) if name in PROGRAMS else perf(name, document, faults, argv[1:])
     except Refused as error:
-        print(str(error), file=sys.stderr)
+        say(str(error), file=sys.stderr)
         return 1
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -989,4 +1002,4 @@ def main(argv):
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv))
+    raise SystemExit(main(sys.argv))
