@@ -30,7 +30,9 @@ attributes:
     description: Shows the batch script that is submitted beside the one that stands in the store.
 options:
   job:
-    description: A job document, V(muster.job/1). One of O(job) and O(script) is needed unless the job is named only to cancel it.
+    description:
+      - A job document, V(muster.job/1). One of O(job) and O(script) is needed unless the job is named only to cancel it.
+      - Its C(gpus_per_node) is V(all), every GPU of its nodes, if not given; with V(0) it sees none. Each rank sees all GPUs of the job.
     type: dict
   script:
     description: The text of a batch script. Its C(#SBATCH) lines are kept, but for the name and the output, which belong to the store.

@@ -90,8 +90,12 @@ def test_a_fleet_of_several_types_has_jobs_for_each():
 
 
 def test_nodes_that_failed_get_no_job_and_their_type_keeps_its_partition():
-    [job] = training("p5.48xlarge", "g5.xlarge", hosts=["node-1"])
-    assert (job["document"]["nodes"], job["document"]["launcher"]["partition"]) == (1, "p5.48xlarge")
+    [job] = training("p5.48xlarge", "g5.xlarge", "p5.48xlarge", hosts=["node-1"])
+    launcher = job["document"]["launcher"]
+    assert (job["document"]["nodes"], launcher["partition"], launcher["options"]) == (1, "p5.48xlarge", {"exclude": "node-3"})
+    assert "#SBATCH --exclude=node-3\n" in job_script(job["document"])
+    for job in collectives("", "", "", hosts=["node-2", "node-3"]):
+        assert job["document"]["launcher"]["options"] == {"exclude": "node-1"}
 
 
 def test_the_users_settings_replace_the_derived_ones():

@@ -84,7 +84,7 @@ def partition_of(kind):
 
 
 def parts(everyone, types, hosts=None, rehearsed=(), gpu_hosts=()):
-    """[{type, have, hosts, suffix, partition, rehearsed}] of the types whose nodes jobs may use.
+    """[{type, have, hosts, suffix, partition, options, rehearsed}] of the types whose nodes jobs may use.
 
     everyone: all compute hosts; types: {host: instance type or ""}; hosts: those that passed their checks; rehearsed: those of a rehearsal;
     gpu_hosts: those with GPUs. Raises JobError for a node whose GPUs no job would use.
@@ -100,6 +100,8 @@ def parts(everyone, types, hosts=None, rehearsed=(), gpu_hosts=()):
         proven = [host for host in members if host in usable]
         if proven:
             several = len(groups) > 1
+            # Slurm does not know which nodes failed their checks.
+            failed = ",".join(host.split(".")[0] for host in members if host not in usable)
             out.append(
                 {
                     "type": kind,
@@ -107,10 +109,16 @@ def parts(everyone, types, hosts=None, rehearsed=(), gpu_hosts=()):
                     "hosts": proven,
                     "suffix": "-" + partition_of(kind).lower() if several else "",
                     "partition": partition_of(kind) if several else "",
+                    "options": {"exclude": failed} if failed else {},
                     "rehearsed": bool(set(proven) & set(rehearsed)),
                 }
             )
     return out
+
+
+def placed(part, asked):
+    """Where the launcher places a job."""
+    return {"partition": asked.get("partition") or part["partition"], "options": part["options"]}
 
 
 def collectives(fleet, asked, trainer, prefix):
@@ -124,7 +132,7 @@ def collectives(fleet, asked, trainer, prefix):
         want = {**settings(part["have"])[0], **asked}
         nodes = len(part["hosts"])
         base = {"nodes": nodes, "time_limit": int(want["time_limit"])}
-        launcher = {"kind": "slurm", "mpi": "pmix", "partition": asked.get("partition") or part["partition"]}
+        launcher = {"kind": "slurm", "mpi": "pmix", **placed(part, asked)}
         ranks = int(want["procs_per_node"])
         kind = part["type"] if want["backend"] == "nccl" else ""
         common = {"type": kind, "hosts": part["hosts"], "ranks": nodes * ranks, "floors": want.get("floors") or [], "real": None}
@@ -209,7 +217,7 @@ def _training(part, want, trainer, asked):
         "venv": trainer["venv"],
         "env": trainer["env"],
         "command": command,
-        "launcher": {"kind": "slurm", "mpi": "none", "partition": asked.get("partition") or part["partition"]},
+        "launcher": {"kind": "slurm", "mpi": "none", **placed(part, asked)},
     }
     if want["backend"] == "nccl":
         document["gpus_per_node"] = int(want["procs_per_node"])
