@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from ansible.plugins.action import ActionBase
 
-from ansible_collections.muster.fleet.plugins.module_utils.hardware.catalogue import CatalogueError
-from ansible_collections.muster.fleet.plugins.module_utils.stack.document import StackError
 from ansible_collections.muster.fleet.plugins.module_utils.stack.rules import SCOPES
 from ansible_collections.muster.fleet.plugins.plugin_utils.stack_hosts import WANTED, Host, host_of, judge_fleet
 
@@ -44,10 +42,7 @@ class ActionModule(ActionBase):
         asked = self.validate_argument_spec(OPTIONS)[1]
         names = asked["hosts"] if asked["hosts"] is not None else task_vars["ansible_play_hosts_all"]
         hosts = [self._host(name, asked, task_vars["hostvars"][name]) for name in names]
-        try:
-            told = judge_fleet(hosts, asked["types"], asked["scopes"], **{key: asked[key] for key in INPUTS})
-        except (CatalogueError, StackError) as error:
-            return {**result, "failed": True, "msg": str(error)}
+        told = judge_fleet(hosts, asked["types"], asked["scopes"], **{key: asked[key] for key in INPUTS})
         if told["refused"]:
             return {**result, "failed": True, "msg": " ".join(told["refused"]), "refused": told["refused"], "remedy": REMEDY}
         result.update(told)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from ansible_collections.muster.fleet.plugins.module_utils.hardware import catalogue
 from ansible_collections.muster.fleet.plugins.module_utils.hardware.nccl_env import nccl_env
 from ansible_collections.muster.fleet.plugins.module_utils.report.run_record import named_hosts
+from ansible_collections.muster.fleet.plugins.module_utils.stack.document import StackError
 from ansible_collections.muster.fleet.plugins.module_utils.stack.rules import Case, judge, override_faults, refusals, sentence
 from ansible_collections.muster.fleet.plugins.plugin_utils import stack_files
 
@@ -91,7 +92,7 @@ def judge_fleet(
     """Sentences by {refused, overridden, warned, unfit, not_run, judged}, each once; hosts that are alike are judged together.
 
     `types` counts instead of the hosts' own, `inputs` are those of a Case beside stack, type and system. A host without a type must work as
-    one type at least; `unfit` says as which it does not. Raises CatalogueError and StackError for a type or a stack that does not exist.
+    one type at least; `unfit` says as which it does not.
     """
     out: dict[str, dict[str, None]] = {key: {} for key in ("refused", "overridden", "warned", "unfit", "not_run", "judged")}
     alike: dict[str, list[Host]] = {}
@@ -108,10 +109,14 @@ def _judge_alike(host: Host, names: str, types: list[str], scopes: tuple[str, ..
     out: dict[str, list[str]] = {key: [] for key in ("refused", "overridden", "warned", "unfit", "not_run", "judged")}
     out["refused"] += override_faults(host.overrides)
     overrides = {} if out["refused"] else host.overrides
-    kinds = types_of(host, types)
+    try:
+        kinds = types_of(host, types)
+        stack = stack_files.load(host.stack) if kinds and isinstance(host.stack, str) else host.stack
+    except (catalogue.CatalogueError, StackError) as error:
+        out["refused"].append(str(error) if types else "%s: %s" % (names, error))
+        return out
     if not kinds:
         return out
-    stack = stack_files.load(host.stack) if isinstance(host.stack, str) else host.stack
     if stack is None and "stack" in scopes:
         out["not_run"].append("The stack of %s is not known before its system is." % names)
         scopes = tuple(each for each in scopes if each != "stack")

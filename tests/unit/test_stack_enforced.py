@@ -68,8 +68,13 @@ def test_a_host_without_accelerators_is_not_judged() -> None:
 
 
 def test_a_type_without_support_is_refused_for_every_host() -> None:
-    with pytest.raises(CatalogueError, match=r"^Muster does not support dl1\.24xlarge \(Gaudi\): no role installs Habana's driver"):
-        judge_fleet([host(kind="dl1.24xlarge", groups=("muster_compute",))])
+    [said] = judge_fleet([host(kind="dl1.24xlarge", groups=("muster_compute",))])["refused"]
+    assert said.startswith("n-1: Muster does not support dl1.24xlarge (Gaudi): no role installs Habana's driver")
+
+
+def test_a_stack_that_does_not_exist_is_refused_for_its_hosts() -> None:
+    [said] = judge_fleet([host(stack="aws-2026.12")])["refused"]
+    assert said.startswith("n-1: There is no stack aws-2026.12; there are aws-2026.11")
 
 
 def test_a_host_with_gpus_and_no_type_must_work_as_one_type() -> None:
@@ -187,6 +192,33 @@ def test_an_image_is_refused_before_anything_is_installed(tmp_path: Path) -> Non
     assert code != 0
     assert re.search(r"p3dn\.24xlarge with stack \S+ on \S+: [^:]+, because .*\(rule [a-z0-9-]+\)\.", said)
     assert "Use the site's cache of packages" not in said
+
+
+@pytest.mark.parametrize(
+    ("kind", "more", "sentence"),
+    [
+        ("g5g.xlarge", {}, "g5g.xlarge with stack aws-2026.11 on ubuntu24.04 (localhost): the image must be for arm64,"),
+        ("p4d.24xlarge", {"boot_mode": "uefi"}, "the image must not be for uefi only,"),
+        ("p3.2xlarge", {}, "nvidia_driver must be 594 or earlier and is 595.112.07,"),
+        ("inf2.xlarge", {}, "Muster does not support inf2.xlarge (Inferentia2): it is made for inference and has no EFA;"),
+        ("p5.48xlarge", {}, ""),
+        ("c7i.large", {}, ""),
+    ],
+)
+def test_an_image_is_refused_before_it_is_launched(tmp_path: Path, kind: str, more: dict, sentence: str) -> None:
+    image = {"architecture": "x86_64", "tags": {"muster:stack": "aws-2026.11", "muster:system": "ubuntu-24.04"}, **more}
+    include = {"ansible.builtin.include_tasks": str(Path(__file__).parents[2] / "playbooks/tasks/image_rules.yml")}
+    task = {**include, "vars": {"image_rules_image": image, "image_rules_type": kind}}
+    (tmp_path / "launch.yml").write_text(json.dumps([{"hosts": "localhost", "gather_facts": False, "tasks": [task]}]))
+    said, code = play(tmp_path, str(tmp_path / "launch.yml"))
+    assert (code == 0) == (not sentence), said
+    assert sentence in said
+
+
+def test_what_launches_images_asks_the_rules() -> None:
+    for path in ("playbooks/image_verify.yml", "tests/e2e/image_fleet/launch.yml"):
+        text = (Path(__file__).parents[2] / path).read_text()
+        assert 0 < text.index("tasks/image_rules.yml") < text.index("amazon.aws.ec2_instance:"), path
 
 
 def test_a_job_s_variables_are_refused_before_it_is_submitted(tmp_path: Path) -> None:
