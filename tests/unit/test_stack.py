@@ -119,6 +119,8 @@ def test_parts_of_a_source_archive_are_downloads_of_their_own() -> None:
     [
         (changed("gdrcpy", {}), "it has the unknown key gdrcpy; the nearest is gdrcopy."),
         (changed("gdrcopy.verison", "1"), "component gdrcopy has the unknown key verison; the nearest is version."),
+        (changed("python", 3.12), "python is the number 3.12 and must be text; put it in quotes."),
+        (changed("wheels", {"torch": 2.15}), "the version of wheel torch is the number 2.15 and must be text; put it in quotes."),
         (changed("gdrcopy.version", 2.6), "version of component gdrcopy is the number 2.6 and must be text; put it in quotes."),
         (changed("gdrcopy.version", "*"), "component gdrcopy has the version *, which only a repository can fill; name one."),
         (changed("gdrcopy.version", ...), "component gdrcopy has no version."),

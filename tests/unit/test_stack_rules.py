@@ -30,7 +30,7 @@ def case(kind: str = "p5.48xlarge", system: str = "ubuntu24.04", *, launch=None,
     for name, value in changes.items():
         if value is None:
             stack.pop(name, None)
-        elif name == "architectures":
+        elif name in ("architectures", "python", "wheels"):
             stack[name] = value
         else:
             stack.setdefault(name, {"version": "1", "sources": BUILT}).update(value if isinstance(value, dict) else {"version": value})
@@ -154,6 +154,18 @@ EXAMPLES: dict[str, tuple[Case, Case]] = {
     "dcgm-cuda": (case(), case(dcgm=DCGM)),
     "neuron": (case("trn1.32xlarge"), case("trn1.32xlarge", neuron=None)),
     "neuron-trn2": (case("trn2.48xlarge", neuron="2.21.0"), case("trn2.48xlarge", neuron="2.10.0")),
+    "neuron-wheels": (
+        case("trn2.48xlarge", wheels={"neuronx-cc": "2.27.5334.0"}),
+        case("trn2.48xlarge", wheels={"neuronx-cc": "2.24.5133.0"}),
+    ),
+    "neuron-python": (
+        case("trn2.48xlarge", python="3.12", wheels={"torch-neuronx": "2.14.3.0"}),
+        case("trn2.48xlarge", python="3.10", wheels={"torch-neuronx": "2.14.3.0"}),
+    ),
+    "wheel-cuda": (
+        case(wheels={"torch": "2.15.0", "nvidia-nccl-cu13": "2.30.7"}),
+        case(wheels={"torch": "2.15.0", "nvidia-nccl-cu12": "2.30.7"}),
+    ),
     "efa-sg": (launch(), launch(security_group={"from_self": True, "to_self": False})),
     "efa-az": (launch(), launch(subnets=["subnet-1", "subnet-2"])),
     "efa-placement": (launch(), launch(placement_group=None)),

@@ -17,7 +17,11 @@ SYSTEMS = ("amzn2023", "debian12", "debian13", "rhel9", "rocky9", "ubuntu22.04",
 ARCHITECTURES = ("x86_64", "arm64")
 KERNEL_MODULES = ("open", "proprietary", "by_gpu")
 
-HEAD: dict[str, Any] = {"schema": str, "name": str, "extends": str, "about": str, "systems": list, "architectures": list}
+# `python` and `wheels` (name -> version) are what jobs use. Muster installs neither; the rules compare them with the components.
+HEAD: dict[str, Any] = {
+    **{"schema": str, "name": str, "extends": str, "about": str, "systems": list, "architectures": list},
+    **{"python": str, "wheels": dict},
+}
 # The kinds of sources, each with the keys that a source of this kind may have.
 SOURCES = {
     "url": {"sha256", "signature", "names", "parts"},
@@ -124,6 +128,9 @@ def validate(stack, known):
         judge.typed(key, value, HEAD.get(key, dict))
     judge.one_of("systems", stack["systems"], SYSTEMS)
     judge.one_of("architectures", stack["architectures"], ARCHITECTURES)
+
+    for name, version in stack.get("wheels", {}).items():
+        judge.typed("the version of wheel %s" % name, version, str)
 
     for name in components(stack):
         component, settings = stack[name], known[name]

@@ -123,6 +123,12 @@ class Case:
             raise Missing("the stack has no %s" % name)
         return self.stack[name]
 
+    def wheel(self, name):
+        """The version of a wheel that jobs use."""
+        if name not in self.stack.get("wheels", {}):
+            raise Missing("the stack names no wheel %s" % name)
+        return self.stack["wheels"][name]
+
     def version(self, name):
         version = self.component(name)["version"]
         if version == "*":
