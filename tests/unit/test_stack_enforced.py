@@ -147,7 +147,8 @@ P3 = {"instance_type": "p3dn.24xlarge"}
 def play(folder: Path, playbook: str, *words: str, variables: dict | None = None, **node: Any) -> tuple[str, int]:
     """The output of a playbook over one node, which is this machine."""
     local = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable, "ansible_become": False, **node}
-    groups = ("muster_controller", "muster_compute", "muster_gpu", "muster_efa")
+    groups = ["muster_controller", "muster_compute", "muster_gpu", "muster_efa"]
+    groups += ["muster_type_" + re.sub(r"\W", "_", node["instance_type"])] if "instance_type" in node else []
     inventory = {"all": {"children": {group: {"hosts": {"n-1": local}} for group in groups}}}
     (folder / "hosts.json").write_text(json.dumps(inventory))
     given = {
