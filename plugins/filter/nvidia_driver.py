@@ -14,8 +14,8 @@ def nvidia_driver(source, version, modules, system, *, instance_type="", options
     try:
         kind = catalogue.instance_type(instance_type) if instance_type else None
         chosen = logic.kernel_modules(modules, version, kind)
-        first, then = logic.packages(source, version, chosen, system) if source["kind"] != "url" else ([], [])
-        return {"modules": chosen, "first": first, "packages": then, "options": logic.module_options(options, chosen, kind)}
+        wanted = logic.packages(source, version, chosen, system)
+        return {"modules": chosen, "options": logic.module_options(options, chosen, kind), **wanted}
     except (catalogue.CatalogueError, logic.DriverError) as error:
         raise AnsibleFilterError(str(error)) from error
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 
 from ansible.errors import AnsibleFilterError
 
-from ansible_collections.muster.fleet.plugins.filter.stack import stack_source
+from ansible_collections.muster.fleet.plugins.filter.stack import stack_refusals, stack_source
 from ansible_collections.muster.fleet.plugins.module_utils.hardware import catalogue
 from ansible_collections.muster.fleet.plugins.module_utils.hardware import nvidia_fabric as logic
 
 
 def nvidia_fabric(instance_type):
-    """The components that a type needs; none without a type."""
+    """The components that a type needs; `all` without a type."""
     try:
-        return logic.components(catalogue.instance_type(instance_type)) if instance_type else []
+        return logic.components(catalogue.instance_type(instance_type)) if instance_type else [logic.ALL]
     except catalogue.CatalogueError as error:
         raise AnsibleFilterError(str(error)) from error
 
@@ -32,8 +32,25 @@ def nvidia_fabric_packages(components, stack, driver, system, arch, *, mirror=""
     return out
 
 
+def nvidia_fabric_chosen(components, stack, system, arch):
+    """The components without `all`, which stands for what the types of the architecture need and the stack has for the system."""
+    kinds = [catalogue.instance_type(name) for name in catalogue.names()]
+    offered = [name for name in ("fabricmanager", "nvlsm", "imex") if not stack_refusals(stack, [name], system, arch)]
+    return logic.chosen(components, kinds, arch, offered)
+
+
+def nvidia_fabric_devices(component):
+    """The PCI devices, of vendor 10de, on whose hosts the component's daemon runs."""
+    return logic.devices(component, [catalogue.instance_type(name) for name in catalogue.names()])
+
+
 class FilterModule:
     """Filters of the role nvidia_fabric."""
 
     def filters(self):
-        return {"nvidia_fabric": nvidia_fabric, "nvidia_fabric_packages": nvidia_fabric_packages}
+        return {
+            "nvidia_fabric": nvidia_fabric,
+            "nvidia_fabric_chosen": nvidia_fabric_chosen,
+            "nvidia_fabric_devices": nvidia_fabric_devices,
+            "nvidia_fabric_packages": nvidia_fabric_packages,
+        }

@@ -58,6 +58,12 @@ header_packages:
   returned: success
   type: list
   elements: str
+extra_packages:
+  description: Packages with the modules of the target that its main package leaves out; none where it leaves out none.
+  returned: success
+  type: list
+  elements: str
+  version_added: 0.4.0
 packages:
   description: Installed packages that would bring another kernel.
   returned: success
@@ -110,6 +116,8 @@ def main():
         packages = kernel.of_the_kernel(manifest.installed_packages(shutil.which))
     except (kernel.KernelError, manifest.ManifestError) as error:
         module.fail_json(msg=str(error))
+    found = re.search(r"(?m)^ID=\"?([a-z]+)", read_text("/etc/os-release", ""))
+    system = found.group(1) if found else ""
     faults = []
     if module.params["dkms"] and target:
         tool = module.get_bin_path("dkms")
@@ -124,7 +132,8 @@ def main():
         target=target,
         running=os.uname().release,
         headers=bool(target) and kernel.has_headers(target),
-        header_packages=kernel.header_packages(target, "Debian" if shutil.which("dpkg") else "RedHat") if target else [],
+        header_packages=kernel.header_packages(target, system) if target else [],
+        extra_packages=kernel.extra_packages(target, system) if target else [],
         packages=packages,
         held=held(module, packages),
         busy=any(read_attribute(path).startswith("slurmstepd") for path in glob.glob("/proc/[0-9]*/comm")),

@@ -13,6 +13,7 @@ description:
   - Asks only dpkg or rpm what is installed, so a converge that changes nothing opens no package cache and needs no Python bindings on
     the node.
   - Reads package lists again when they are older than O(lists_age) or lack a package.
+  - With dnf a package replaces its smaller build, as C(curl) replaces C(curl-minimal), because the two conflict.
 author:
   - The Muster developers (@muster-fleet)
 options:
@@ -27,6 +28,12 @@ options:
     description: The suite to install from when several have the packages, on systems with apt.
     type: str
     default: ""
+  stream:
+    description:
+      - Module stream to enable before the installation, as NAME:STREAM, on systems with dnf. Another stream of the module is switched off.
+    type: str
+    default: ""
+    version_added: 0.4.0
   lists_age:
     description: The age in seconds up to which package lists are not read again.
     type: int
@@ -100,39 +107,11 @@ undone:
 
 import os
 import shutil
-import time
 
 from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.muster.fleet.plugins.module_utils.node import packages as logic
 from ansible_collections.muster.fleet.plugins.module_utils.node import service_guard, units
-from ansible_collections.muster.fleet.plugins.module_utils.node.manifest import parse_rpm
-
-# dnf(8), exit codes: another process has the lock.
-DNF_LOCKED = 200
-
-
-def dnf(module, names):
-    """Install with dnf and return {package: version}."""
-    wanted = [name.replace("=", "-", 1) for name in names]
-    if not module.check_mode:
-        until = time.monotonic() + module.params["lock_timeout"]
-        # dnf itself would wait for another process without end.
-        command = ["dnf", "--quiet", "--assumeyes", "--setopt=install_weak_deps=False", "--setopt=exit_on_lock=1", "install", *wanted]
-        while True:
-            rc, out, err = module.run_command(command)
-            if rc != DNF_LOCKED or time.monotonic() > until:
-                break
-            time.sleep(2)
-        if rc != 0:
-            module.fail_json(msg="dnf cannot install %s: %s." % (", ".join(wanted), (err or out).strip().replace("\n", "; ")))
-    have = installed_rpm(module, names)
-    return {name.partition("=")[0]: have.get(name.partition("=")[0], "") for name in names}
-
-
-def installed_rpm(module, names):
-    shown = [name.partition("=")[0] for name in names]
-    return parse_rpm(module.run_command(["rpm", "-q", "--qf", "%{NAME} %{VERSION}-%{RELEASE}\n", *shown])[1])
 
 
 def undo(module):
@@ -153,6 +132,7 @@ def main():
         argument_spec={
             "names": {"type": "list", "elements": "str", "required": True},
             "release": {"type": "str", "default": ""},
+            "stream": {"type": "str", "default": ""},
             "lists_age": {"type": "int", "default": 3600},
             "lock_timeout": {"type": "int", "default": 300},
             "durable": {"type": "bool", "default": True},
@@ -164,24 +144,25 @@ def main():
     )
     params = module.params
     options = {name: params[name] for name in ("release", "lists_age", "lock_timeout", "durable")}
-    if shutil.which("apt-get"):
-        names = logic.lacking(module, params["names"])
-        if names and params["services"] == "refused" and not module.check_mode:
-            service_guard.refuse()
-        try:
+    stream = ""
+    try:
+        if shutil.which("apt-get"):
+            names = logic.lacking(module, params["names"])
+            if names and params["services"] == "refused" and not module.check_mode:
+                service_guard.refuse()
             done = logic.apt(module, names, **options) if names else {}
-        except logic.PackageError as error:
-            module.fail_json(msg=str(error))
-    elif shutil.which("dnf"):
-        names = logic.missing(params["names"], installed_rpm(module, params["names"]))
-        done = dnf(module, names) if names else {}
-    else:
-        module.fail_json(msg="This node has neither apt-get nor dnf; Muster installs on Debian, Ubuntu and RPM systems.")
+        elif shutil.which("dnf"):
+            stream = logic.enable_stream(module, params["stream"], params["lock_timeout"])
+            done = logic.dnf(module, params["names"], params["lock_timeout"])
+        else:
+            module.fail_json(msg="This node has neither apt-get nor dnf; Muster installs on Debian, Ubuntu and RPM systems.")
+    except logic.PackageError as error:
+        module.fail_json(msg=str(error))
     undone = undo(module)
-    after = "".join("%s %s\n" % row for row in sorted(done.items()))
+    after = "".join("%s %s\n" % row for row in sorted(done.items())) + ("module stream %s\n" % stream if stream else "")
     before = "".join("%s\n" % name for name in undone)
-    diff = {"before": before, "after": after} if done or undone else {}
-    module.exit_json(changed=bool(done or undone), installed=done, undone=undone, diff=diff)
+    changed = bool(done or undone or stream)
+    module.exit_json(changed=changed, installed=done, undone=undone, diff={"before": before, "after": after} if changed else {})
 
 
 if __name__ == "__main__":

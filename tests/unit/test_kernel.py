@@ -57,16 +57,28 @@ def test_amazon_linux_keeps_its_kernel_elsewhere(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("release", "family", "package"),
+    ("release", "system", "headers", "extra"),
     [
-        ("6.8.0-1010-aws", "Debian", "linux-headers-6.8.0-1010-aws"),
-        ("6.1.102-111.187.amzn2023.x86_64", "RedHat", "kernel-devel-6.1.102-111.187.amzn2023.x86_64"),
-        ("6.12.40-63.114.amzn2023.aarch64", "RedHat", "kernel6.12-devel-6.12.40-63.114.amzn2023.aarch64"),
-        ("5.14.0-503.11.1.el9_5.x86_64", "RedHat", "kernel-devel-5.14.0-503.11.1.el9_5.x86_64"),
+        ("6.8.0-1010-aws", "ubuntu", "linux-headers-6.8.0-1010-aws", ["linux-modules-extra-6.8.0-1010-aws"]),
+        ("6.12.43+deb13-cloud-amd64", "debian", "linux-headers-6.12.43+deb13-cloud-amd64", []),
+        (
+            "6.1.102-111.187.amzn2023.x86_64",
+            "amzn",
+            "kernel-devel=6.1.102-111.187.amzn2023",
+            ["kernel-modules-extra=6.1.102-111.187.amzn2023"],
+        ),
+        (
+            "6.12.40-63.114.amzn2023.aarch64",
+            "amzn",
+            "kernel6.12-devel=6.12.40-63.114.amzn2023",
+            ["kernel6.12-modules-extra=6.12.40-63.114.amzn2023"],
+        ),
+        ("5.14.0-503.11.1.el9_5.x86_64", "rhel", "kernel-devel=5.14.0-503.11.1.el9_5", ["kernel-modules-extra=5.14.0-503.11.1.el9_5"]),
     ],
 )
-def test_names_of_headers(release, family, package):
-    assert kernel.header_packages(release, family) == [package]
+def test_names_of_headers_and_further_modules(release, system, headers, extra):
+    assert kernel.header_packages(release, system) == [headers]
+    assert kernel.extra_packages(release, system) == extra
 
 
 def test_packages_that_would_bring_another_kernel():
@@ -74,6 +86,7 @@ def test_packages_that_would_bring_another_kernel():
         "kernel",
         "kernel-core",
         "kernel-devel",
+        "kernel-modules-extra",
         "kernel6.12",
         "kernel6.12-devel",
         "linux-aws",

@@ -23,23 +23,30 @@ def asked(version="595.112.07", modules="open", *, system="ubuntu24.04", instanc
         ("580.178.04", "ubuntu22.04", "open", ["nvidia-driver-pinning-580.178.04"], ["nvidia-open-580"]),
         ("580.178.04", "debian12", "proprietary", ["nvidia-driver-pinning-580.178.04"], ["cuda-drivers-580"]),
         ("580.178.04", "debian13", "open", ["nvidia-driver-pinning-580.178.04"], ["nvidia-open"]),
-        (
-            "595.112.07",
-            "amzn2023",
-            "open",
-            [],
-            ["kmod-nvidia-open-dkms-595.112.07", "nvidia-driver-cuda-595.112.07", "nvidia-persistenced-595.112.07"],
-        ),
     ],
 )
 def test_names_follow_branch_and_system(version, system, modules, first, packages):
     found = asked(version, modules, system=system, instance_type="g5.xlarge")
-    assert (found["first"], found["packages"]) == (first, packages)
+    assert (found["first"], found["packages"], found["pin"], found["stream"]) == (first, packages, "", "")
+
+
+@pytest.mark.parametrize(
+    ("version", "modules", "kmod", "stream"),
+    [
+        ("595.112.07", "open", "kmod-nvidia-open-dkms", "nvidia-driver:595-open"),
+        ("580.178.04", "proprietary", "kmod-nvidia-latest-dkms", "nvidia-driver:580-dkms"),
+    ],
+)
+def test_dnf_gets_a_stream_and_the_version_of_every_package(version, modules, kmod, stream):
+    found = asked(version, modules, system="amzn2023", instance_type="g5.xlarge")
+    assert (found["first"], found["packages"]) == ([], [kmod, "nvidia-driver-cuda", "nvidia-persistenced"])
+    assert (found["pin"], found["stream"]) == (f"{version}*", stream)
 
 
 def test_what_the_distribution_has_is_named_by_the_stack():
     source = {"kind": "distro", "distro": ["nvidia-open-kernel-dkms"]}
-    assert asked("535.261.03", system="debian12", source=source)["packages"] == ["nvidia-open-kernel-dkms"]
+    found = asked("535.261.03", system="debian12", source=source)
+    assert (found["packages"], found["pin"], found["stream"]) == (["nvidia-open-kernel-dkms"], "535.261.03*", "")
     assert asked(source={"kind": "url"})["packages"] == []
 
 

@@ -229,12 +229,64 @@ def test_rpm_systems(call, node, monkeypatch):
     assert asked[1][0] == "dnf" and asked[1][-1] == "munge"
 
 
+@pytest.fixture
+def rpm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """A node with dnf: `rpm.have` is what rpm answers, `rpm.asked` the dnf commands without their common options."""
+
+    class Rpm:
+        def __init__(self) -> None:
+            self.have: list[str] = []
+            self.asked: list[list[str]] = []
+
+        def run_command(self, argv, **_options):
+            if argv[0] == "rpm":
+                return 1, "".join(f"{line}\n" for line in self.have if line.split()[0] in argv), ""
+            self.asked.append(argv[5:])
+            return 0, "", ""
+
+    made = Rpm()
+    monkeypatch.setattr(module.shutil, "which", lambda name: "/usr/bin/dnf" if name == "dnf" else None)
+    monkeypatch.setattr(module.AnsibleModule, "run_command", made.run_command)
+    monkeypatch.setattr(logic, "DNF_MODULES", str(tmp_path))
+    return made
+
+
+def test_dnf_replaces_a_smaller_build_of_what_is_missing(call, rpm):
+    rpm.have = ["curl-minimal 8.0.1-1", "jq 1.6-10", "jq-minimal 1"]
+    assert call(module, names=["curl", "jq", "tar"])["changed"]
+    assert rpm.asked == [["swap", "curl-minimal", "curl"], ["install", "curl", "tar"]]
+
+
+@pytest.mark.parametrize(
+    ("have", "asked"),
+    [
+        (["kernel-devel 6.1.5-1", "kernel-devel 6.1.4-1"], []),
+        (["kernel-devel 6.1.5-1"], [["--disableplugin=versionlock", "install", "kernel-devel-6.1.4-*"]]),
+    ],
+)
+def test_dnf_installs_a_version_beside_others_and_although_it_is_held(call, rpm, have, asked):
+    rpm.have = have
+    assert call(module, names=["kernel-devel=6.1.4-*"])["changed"] == bool(asked)
+    assert rpm.asked == asked
+
+
+@pytest.mark.parametrize(
+    ("text", "changed"), [("stream=595-open\nstate=enabled\n", False), ("stream=580-open\nstate=enabled\n", True), ("", True)]
+)
+def test_dnf_enables_a_module_stream_once(call, rpm, tmp_path, text, changed):
+    rpm.have = ["nvidia 595.1-1"]
+    (tmp_path / "nvidia-driver.module").write_text(text)
+    for check_mode in (True, False):
+        assert call(module, names=["nvidia"], stream="nvidia-driver:595-open", check_mode=check_mode)["changed"] == changed
+    assert rpm.asked == ([["module", "reset", "nvidia-driver"], ["module", "enable", "nvidia-driver:595-open"]] if changed else [])
+
+
 def test_dnf_waits_for_another_process_no_longer_than_asked(call, node, monkeypatch):
     """Code 200 and the words are those of dnf 4.23 with the process of another dnf in its lock."""
     monkeypatch.setattr(module.shutil, "which", lambda name: "/usr/bin/dnf" if name == "dnf" else None)
     clock, asked = [0.0], []
-    monkeypatch.setattr(module.time, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(module.time, "sleep", lambda seconds: clock.__setitem__(0, clock[0] + seconds))
+    monkeypatch.setattr(logic.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(logic.time, "sleep", lambda seconds: clock.__setitem__(0, clock[0] + seconds))
 
     def run_command(_module, argv, **_options):
         if argv[0] == "rpm":

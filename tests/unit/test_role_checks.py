@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 import subprocess
 from collections.abc import Iterator
@@ -23,7 +24,11 @@ from ansible_collections.muster.fleet.plugins.module_utils.node.check import run
 ROLES = Path(__file__).parents[2] / "roles"
 NATIVE = jinja2.nativetypes.NativeEnvironment(undefined=jinja2.StrictUndefined)
 JINJA = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True, autoescape=False)
-JINJA.filters |= {"regex_replace": core.regex_replace, "muster.fleet.mount_unit": storage.FilterModule().filters()["mount_unit"]}
+JINJA.filters |= {
+    "regex_replace": core.regex_replace,
+    "to_json": json.dumps,
+    "muster.fleet.mount_unit": storage.FilterModule().filters()["mount_unit"],
+}
 
 
 def checks(path: str, variables: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -73,7 +78,7 @@ def found_in(value: Any) -> Iterator[dict[str, Any]]:
 
 
 def test_each_daemon_of_nvswitch_must_run_and_start_at_boot() -> None:
-    units = {"__nvidia_fabric_units": ["nvidia-fabricmanager", "nvidia-imex"], "__nvidia_fabric_not_run": ""}
+    units = {"__nvidia_fabric_here": ["nvidia-fabricmanager", "nvidia-imex"], "__nvidia_fabric_not_run": ""}
     found = checks("nvidia_fabric/templates/units.yml.j2", units)
     assert {name: (each["unit"], each["enabled"], each["not_run"]) for name, each in found.items()} == {
         "nvidia_fabricmanager": ("nvidia-fabricmanager", True, ""),
@@ -86,7 +91,7 @@ def test_each_daemon_of_nvswitch_must_run_and_start_at_boot() -> None:
 @pytest.mark.parametrize(
     ("components", "has", "compared"),
     [
-        (["fabricmanager", "nvlsm"], {"fabricmanager": {"version": "595.1"}}, {"fabricmanager_version": ("595.1", "595.2")}),
+        (["fabricmanager"], {"fabricmanager": {"version": "595.1"}}, {"fabricmanager_version": ("595.1", "595.2")}),
         (["imex"], {"imex": {"version": "595.2"}, "fabricmanager": {"version": "1"}}, {"imex_version": ("595.2", "595.2")}),
         (["imex"], {}, {"imex_version": ("none", "595.2")}),
         ([], {}, {}),
@@ -94,8 +99,8 @@ def test_each_daemon_of_nvswitch_must_run_and_start_at_boot() -> None:
 )
 def test_each_component_must_have_the_version_of_the_driver(components: list[str], has: dict[str, Any], compared: dict[str, Any]) -> None:
     variables = {
-        "nvidia_fabric_components": components,
-        "__nvidia_fabric_facts": {"host": has},
+        "__nvidia_fabric_components": components,
+        "__nvidia_fabric_facts": {"host": has, "rehearsed": {}},
         "__nvidia_fabric_version": "595.2",
     }
     found = checks("nvidia_fabric/templates/versions.yml.j2", variables)
@@ -137,7 +142,7 @@ def image_checks(role: str, **variables: Any) -> dict[str, dict[str, Any]]:
 
 @pytest.mark.parametrize("role", sorted(path.parts[-3] for path in ROLES.glob("*/tasks/install.yml") if "source_build" in path.read_text()))
 def test_a_build_from_source_is_compared_file_by_file(role: str, tmp_path: Path) -> None:
-    found = image_checks(role, **{f"__{role}_from_source": True, "enroot_pyxis_with_pyxis": True})
+    found = image_checks(role, **{f"__{role}_from_source": True, "enroot_pyxis_with_pyxis": True, f"__{role}_module": False})
     for asked in (each for name, each in found.items() if name in ("files_as_built", "enroot_as_built")):
         compare_file_by_file(role, asked, tmp_path)
     assert "files_as_built" in found

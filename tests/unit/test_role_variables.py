@@ -106,15 +106,20 @@ def test_the_configuration_of_docker_fits_its_node() -> None:
     [(["fabricmanager", "nvlsm"], ["nvidia-fabricmanager"]), (["imex"], ["nvidia-imex"]), ([], [])],
 )
 def test_the_daemons_of_nvswitch(components: list[str], units: list[str]) -> None:
-    assert of("nvidia_fabric", "__nvidia_fabric_units", nvidia_fabric_components=components) == units
+    assert of("nvidia_fabric", "__nvidia_fabric_units", __nvidia_fabric_components=components) == units
 
 
 def test_only_the_subnet_manager_needs_its_module() -> None:
-    [task] = [each for each in read("nvidia_fabric", "tasks/daemons.yml") if "vars" in each]
-    files = task["vars"]["__nvidia_fabric_module_files"]
-    known = {"__nvidia_fabric_umad": "ib_umad"}
-    assert of("nvidia_fabric", files, nvidia_fabric_components=["fabricmanager", "nvlsm"], **known) == ["ib_umad"]
-    assert of("nvidia_fabric", files, nvidia_fabric_components=["imex"], **known) == []
+    for components, tools in ((["fabricmanager", "nvlsm"], ["infiniband-diags"]), (["fabricmanager"], []), (["imex"], [])):
+        assert of("nvidia_fabric", "__nvidia_fabric_tools", __nvidia_fabric_components=components) == tools
+
+
+@pytest.mark.parametrize(("components", "here"), [(["all"], ["nvidia-imex"]), (["fabricmanager"], ["nvidia-fabricmanager"])])
+def test_a_machine_of_unknown_type_runs_the_daemons_whose_devices_it_has(components: list[str], here: list[str]) -> None:
+    """A machine whose type is known runs the daemon of the type, so that a lost switch is noticed."""
+    asked = {"results": [{"item": "nvidia-fabricmanager", "rc": 1}, {"item": "nvidia-imex", "rc": 0}]}
+    known = {"__nvidia_fabric_asked": asked, "__nvidia_fabric_units": ["nvidia-fabricmanager"]}
+    assert of("nvidia_fabric", "__nvidia_fabric_here", nvidia_fabric_components=components, **known) == here
 
 
 @pytest.mark.parametrize("role", ["nvidia_fabric", "dcgm"])
@@ -159,10 +164,14 @@ def test_the_number_of_neuron_devices_follows_from_the_type(instance_type: str, 
 def test_lustre_s_client_fits_one_kernel() -> None:
     # The stack refuses its own source on Ubuntu, because AWS publishes no fingerprint of the key.
     source = {"__lustre_client_source": {"kind": "repository"}}
-    assert of("lustre_client", "__lustre_client_packages", **source) == ["lustre-client-modules-6.8.0-1021-aws", "lustre-client-utils"]
+    for container, kernel in ((True, "6.8.0-1021-aws"), (False, "6.8.0-1030-aws")):
+        # An image build runs another kernel than the image boots.
+        boots = {"phases_in_container": container, "__lustre_client_target": {"target": "6.8.0-1030-aws"}}
+        found = of("lustre_client", "__lustre_client_packages", **source, **boots)
+        assert found == [f"lustre-client-modules-{kernel}", "lustre-client-utils"]
     held = of("lustre_client", "__lustre_client_packages", lustre_client_kernel="6.8.0-1019-aws", **source)
     assert held[0] == "lustre-client-modules-6.8.0-1019-aws"
-    assert of("lustre_client", "__lustre_client_packages", phases_system="amzn2023") == ["lustre-client"]
+    assert of("lustre_client", "__lustre_client_packages", phases_system="amzn2023", **boots) == ["lustre-client"]
 
 
 def test_the_first_use_mounts_lustre_if_the_kernel_can() -> None:

@@ -205,7 +205,7 @@ def test_the_first_source_for_a_system_counts_with_its_names_filled_in() -> None
     assert logic.source_of(document, "kubectl", "ubuntu24.04", "arm64")["sha256"].startswith("0ecf4445")
     manager = logic.source_of(document, "fabricmanager", "rocky9", "arm64")
     assert manager["repository"] == "https://developer.download.nvidia.com/compute/cuda/repos/rhel9/sbsa/"
-    assert manager["packages"] == ["nvidia-fabricmanager-595.112.07"]
+    assert manager["packages"] == ["nvidia-fabricmanager"]
     assert logic.source_of(document, "efa", "debian13", "x86_64")["signature"]["url"].endswith("aws-efa-installer-1.51.0.tar.gz.sig")
     assert logic.source_of(document, "efa", "beos", "x86_64") is None
 

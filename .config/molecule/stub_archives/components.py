@@ -57,7 +57,8 @@ def service(name: str, description: str, command: str) -> dict[str, str]:
 def built_from_source(archives: Archives) -> None:
     """Each archive has the top folder of a GitHub tag and the stub's label in it."""
     for component, (version, url) in {**BUILT, **(BUILT_REHEARSAL if REHEARSES else {})}.items():
-        files = {path.name: labelled(path.read_text()) for path in (SOURCES / component).iterdir()}
+        paths = [path for path in (SOURCES / component).rglob("*") if path.is_file()]
+        files = {str(path.relative_to(SOURCES / component)): labelled(path.read_text()) for path in paths}
         own = {name: files.pop(name) for name in list(files) if name.endswith(".rehearsal")}
         if REHEARSES:
             files |= {name.removesuffix(".rehearsal"): text for name, text in own.items()}
@@ -200,6 +201,10 @@ def lustre_client(archives: Archives) -> None:
     archives.stack["lustre_client"] = {"version": "*", "sources": [{"repository": url, "signature": signature}]}
 
 
+# Roles enable these units when they install them.
+ENABLED = ("nvidia-fabricmanager", "nvidia-imex")
+
+
 def cuda_repository(archives: Archives, version: str = "595.112.07") -> None:
     """The driver, the daemons of NVSwitch and DCGM. The driver's package has no module source that DKMS could build."""
     url = "https://developer.download.nvidia.com/compute/cuda/repos/{system}/{arch}/"
@@ -211,7 +216,7 @@ def cuda_repository(archives: Archives, version: str = "595.112.07") -> None:
         return {f"/usr/bin/{name}": text.replace("*) echo", f"*) {loads} exec sleep infinity ;; *) echo", 1) if REHEARSES else text}
 
     daemons = {
-        name: service(name, f"{name} that does nothing", f"/usr/bin/{program}") if REHEARSES else {}
+        name: service(name, f"{name} that does nothing", f"/usr/bin/{program}") if REHEARSES or name in ENABLED else {}
         for name, program in (
             ("nvidia-persistenced", "nvidia-persistenced"), ("nvidia-fabricmanager", "nv-fabricmanager"), ("nvidia-imex", "nvidia-imex"),
             ("nvidia-dcgm", "nv-hostengine"),
@@ -259,14 +264,18 @@ def neuron(archives: Archives) -> None:
     """A flat repository, because AWS has no suite for Debian. The driver's package has no module source that DKMS could build."""
     url, tools = "https://apt.repos.neuron.amazonaws.com", "/opt/aws/neuron/bin"
     packages = {
-        "aws-neuronx-dkms": ("2.27.4.0", {"/usr/src/aws-neuronx-2.27.4.0/README": LABEL.format("aws-neuronx-dkms") + "\n"}),
-        "aws-neuronx-tools": ("2.29.18.0", {f"{tools}/neuron-ls": answers("neuron-ls", "2.29.18.0", {"--version": "neuron-ls {version}"})}),
-        "aws-neuronx-collectives": ("2.31.24.0", {"/opt/aws/neuron/lib/libnccom.so.2": LABEL.format("aws-neuronx-collectives") + "\n"}),
-        "aws-neuronx-runtime-lib": ("2.31.24.0", {"/opt/aws/neuron/lib/libnrt.so.1": LABEL.format("aws-neuronx-runtime-lib") + "\n"}),
+        "aws-neuronx-dkms": ("2.30.2.0", {"/usr/src/aws-neuronx-2.30.2.0/README": LABEL.format("aws-neuronx-dkms") + "\n"}),
+        "aws-neuronx-tools": ("2.32.28.0", {f"{tools}/neuron-ls": answers("neuron-ls", "2.32.28.0", {"--version": "neuron-ls {version}"})}),
+        "aws-neuronx-collectives": ("2.34.10.0", {"/opt/aws/neuron/lib/libnccom.so.2": LABEL.format("aws-neuronx-collectives") + "\n"}),
+        "aws-neuronx-runtime-lib": ("2.34.10.0", {"/opt/aws/neuron/lib/libnrt.so.1": LABEL.format("aws-neuronx-runtime-lib") + "\n"}),
     }
-    archives.apt_repository(url, [deb(name, version, files) for name, (version, files) in packages.items()])
+    # Later versions, which the stack does not name, are in the repository too.
+    later = [deb(name, "9.9.0.0", {}) for name in packages]
+    # A real version ends with the hash of a commit.
+    archives.apt_repository(url, [deb(name, version + "-1a2b3c4d", files) for name, (version, files) in packages.items()] + later)
     signature = archives.put_key(f"{url}/GPG-PUB-KEY-AMAZON-AWS-NEURON.PUB")
-    archives.stack["neuron"] = {"version": "2.32.0", "sources": [{"repository": url, "packages": list(packages), "signature": signature}]}
+    named = [f"{name}={version}*" for name, (version, _files) in packages.items()]
+    archives.stack["neuron"] = {"version": "2.32.0", "sources": [{"repository": url, "packages": named, "signature": signature}]}
 
 
 def docker(archives: Archives, version: str = "29.1.4") -> None:

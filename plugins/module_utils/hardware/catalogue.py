@@ -9,6 +9,7 @@
     boot_mode ("legacy-bios"|"uefi"|"both"), nvme {count, size_gb}, nvme_total_gb
     wire_gbps, topology_layers (0: DescribeInstanceTopology does not know the type)
     accelerator ("nvidia"|"neuron"), gpu_model, gpu_arch ("volta"..., "" for neuron), compute_capability, gpu_pci (devices of vendor 10de)
+    fabric_pci (devices of vendor 10de that only a host with NVLink switches has, its own or the rack's)
     gpus (or Neuron devices), neuron_cores, gpu_memory_mib and gpu_memory_gib (of one)
     peak_flops {dtype: dense TFLOP/s of one}
     nvlink (GB/s of one GPU in both directions, 0 without), nvlinks, nvswitch (the host runs the fabric manager), nvlink_domain (GPUs)
@@ -60,6 +61,7 @@ def instance_type(name):
     out["gpu_arch"] = device["arch"]
     out["compute_capability"] = device["compute_capability"]
     out["gpu_pci"] = list(device["pci"])
+    out["fabric_pci"] = list(device.get("fabric_pci", ()))
     out["peak_flops"] = dict(device["peak_flops"])
     out["gpu_memory_gib"] = round(row["gpu_memory_mib"] / 1024, 1)
     out["network_cards"] = [

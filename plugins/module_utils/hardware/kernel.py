@@ -10,6 +10,8 @@ import re
 
 from ansible_collections.muster.fleet.plugins.module_utils.basics import version_key
 
+DEB = ("debian", "ubuntu")
+
 
 class KernelError(ValueError):
     """The kernel or its modules cannot be used as asked; the text is one sentence for the user."""
@@ -38,20 +40,30 @@ def target(have, wanted=""):
     return wanted or (have[-1] if have else "")
 
 
-def header_packages(release, family):
-    """The packages that have the headers of a release."""
-    if family == "Debian":
-        return ["linux-headers-" + release]
+def _rpm(release, part):
+    """The package with a part of a kernel, as NAME=VERSION-RELEASE. A release ends with the architecture, a package's version does not."""
     series = re.match(r"(\d+\.\d+)\..*\.amzn2023\.", release)
     # Amazon Linux 2023 calls the package of its first series kernel; later series have packages named after them.
     prefix = "kernel" + series.group(1) if series and series.group(1) != "6.1" else "kernel"
-    return ["%s-devel-%s" % (prefix, release)]
+    return "%s-%s=%s" % (prefix, part, release.rpartition(".")[0])
+
+
+def header_packages(release, system):
+    """The packages that have the headers of a release. system: the ID of os-release."""
+    return ["linux-headers-" + release] if system in DEB else [_rpm(release, "devel")]
+
+
+def extra_packages(release, system):
+    """The packages with the modules of a release that its main package leaves out, such as ib_umad. Debian's leaves out none."""
+    if system == "debian":
+        return []
+    return ["linux-modules-extra-" + release] if system in DEB else [_rpm(release, "modules-extra")]
 
 
 def of_the_kernel(packages):
     """The installed packages whose update would bring another kernel."""
     debian = r"linux-(image|headers|modules|aws|generic|virtual|cloud|gcp|azure)"
-    others = r"kernel(\d+\.\d+)?(-core|-modules|-devel)?$"
+    others = r"kernel(\d+\.\d+)?(-core|-modules|-modules-core|-modules-extra|-devel)?$"
     return sorted(name for name in packages if re.match(r"%s($|-)|%s" % (debian, others), name))
 
 

@@ -44,15 +44,19 @@ def kernel_modules(wanted, version, kind=None):
 
 
 def packages(source, version, modules, system):
-    """The driver's packages as [first, then]: a version lock that must be installed first, and the rest."""
+    """What installs the driver: `first` locks its version, then `packages` in version `pin`, from dnf's module stream `stream`."""
+    wanted = {"first": [], "packages": [], "pin": "", "stream": ""}
+    if source["kind"] == "url":
+        return wanted
     if source["kind"] == "distro":
-        return [[], list(source["distro"])]
+        return {**wanted, "packages": list(source["distro"]), "pin": version + "*"}
     if system.startswith(("ubuntu", "debian")):
         suffix = "" if branch(version) >= PLAIN_NAMES or system == "debian13" else "-%d" % branch(version)
         name = "nvidia-open" if modules == "open" else "cuda-drivers"
-        return [["nvidia-driver-pinning-" + version], [name + suffix]]
+        return {**wanted, "first": ["nvidia-driver-pinning-" + version], "packages": [name + suffix]}
     kmod = "kmod-nvidia-open-dkms" if modules == "open" else "kmod-nvidia-latest-dkms"
-    return [[], ["%s-%s" % (name, version) for name in (kmod, "nvidia-driver-cuda", "nvidia-persistenced")]]
+    stream = "nvidia-driver:%d-%s" % (branch(version), "open" if modules == "open" else "dkms")
+    return {**wanted, "packages": [kmod, "nvidia-driver-cuda", "nvidia-persistenced"], "pin": version + "*", "stream": stream}
 
 
 def module_options(asked, modules, kind=None):

@@ -8,6 +8,8 @@ from __future__ import annotations
 from ansible_collections.muster.fleet.plugins.module_utils.hardware.nvidia_driver import PLAIN_NAMES, branch
 
 UNITS = {"fabricmanager": "nvidia-fabricmanager", "imex": "nvidia-imex"}
+# What an image gets that does not know its type. Each daemon decides at boot by the devices on the PCI bus.
+ALL = "all"
 
 
 class FabricError(ValueError):
@@ -23,12 +25,25 @@ def components(kind):
     return []
 
 
+def chosen(asked, kinds, arch, offered):
+    """The components that are asked for. `all` stands for those that any of `kinds` of the architecture needs and the stack offers."""
+    if ALL not in asked:
+        return list(asked)
+    needed = [name for kind in kinds if kind["arch"] == arch for name in components(kind)]
+    return [name for name in ("fabricmanager", "nvlsm", "imex") if name in needed and name in offered]
+
+
+def devices(component, kinds):
+    """The PCI devices of vendor 10de on whose hosts the daemon of a component runs."""
+    return sorted({device for kind in kinds if component in components(kind) for device in kind["fabric_pci"]})
+
+
 def packages(component, source, version, system):
     """(names, pin) of a component's packages; the stack's source may name the packages."""
     is_deb = system.startswith(("ubuntu", "debian"))
     suffix = "-%d" % branch(version) if is_deb and component == "imex" and branch(version) < PLAIN_NAMES and system != "debian13" else ""
     names = source.get("packages") or [UNITS.get(component, component) + suffix]
-    return names, version + "*" if is_deb and version != "*" else ""
+    return names, "" if version == "*" else version + "*"
 
 
 def refuse_others(versions, driver):

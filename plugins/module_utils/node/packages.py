@@ -14,10 +14,14 @@ import re
 import time
 from fnmatch import fnmatchcase
 
+from ansible_collections.muster.fleet.plugins.module_utils.basics import read_text
 from ansible_collections.muster.fleet.plugins.module_utils.node import service_guard
-from ansible_collections.muster.fleet.plugins.module_utils.node.manifest import parse_dpkg
+from ansible_collections.muster.fleet.plugins.module_utils.node.manifest import parse_dpkg, parse_rpm
 
 LISTS = "/var/lib/apt/lists"
+DNF_MODULES = "/etc/dnf/modules.d"
+# dnf(8), exit codes: another process has the lock.
+DNF_LOCKED = 200
 SYSTEMD = "/run/systemd/system"
 
 # apt must not ask questions, and keeps files that somebody edited.
@@ -134,3 +138,64 @@ def apt(module, names, *, release="", lists_age=3600, lock_timeout=300, durable=
     if rc != 0:
         raise PackageError("apt-get cannot install %s: %s." % (", ".join(names), apt_reason(out, err)))
     return apt_installed(out)
+
+
+def run_dnf(module, words, lock_timeout, what):
+    """Run dnf and wait for its lock, or raise PackageError. dnf itself would wait without end."""
+    until = time.monotonic() + lock_timeout
+    command = ["dnf", "--quiet", "--assumeyes", "--setopt=install_weak_deps=False", "--setopt=exit_on_lock=1", *words]
+    while True:
+        rc, out, err = module.run_command(command)
+        if rc != DNF_LOCKED or time.monotonic() > until:
+            break
+        time.sleep(2)
+    if rc != 0:
+        raise PackageError("dnf cannot %s: %s." % (what, " ".join((err or out).split()).rstrip(".")))
+
+
+def installed_rpm(module, names):
+    """{package: version} of the named packages that are installed on this node with rpm.
+
+    Kernels may be installed in several versions; of these the one that a NAME=VERSION asks for counts.
+    """
+    asked = dict(each.partition("=")[::2] for each in names)
+    out = module.run_command(["rpm", "-q", "--qf", "%{NAME} %{VERSION}-%{RELEASE}\n", *asked])[1]
+    have = {}
+    for line in out.splitlines():
+        for name, version in parse_rpm(line).items():
+            if name not in have or fnmatchcase(version, asked.get(name) or "*"):
+                have[name] = version
+    return have
+
+
+def dnf(module, names, lock_timeout):
+    """Install what is missing with dnf and return {package: version}, or raise PackageError."""
+    small = {name: name + "-minimal" for name in (each.partition("=")[0] for each in names)}
+    have = installed_rpm(module, [*names, *small.values()])
+    wanted = missing(names, have)
+    if not wanted:
+        return {}
+    lacking_names = [name.partition("=")[0] for name in wanted]
+    if not module.check_mode:
+        # A package and its smaller build conflict, so dnf has to remove one and install the other at once.
+        for name in [name for name in lacking_names if small[name] in have]:
+            run_dnf(module, ["swap", small[name], name], lock_timeout, "replace %s by %s" % (small[name], name))
+        # A version that is named is installed, also when the package is held.
+        unlocked = ["--disableplugin=versionlock"] if any("=" in name for name in wanted) else []
+        words = [name.replace("=", "-", 1) for name in wanted]
+        run_dnf(module, [*unlocked, "install", *words], lock_timeout, "install %s" % ", ".join(words))
+    have = installed_rpm(module, wanted)
+    return {name: have.get(name, "") for name in lacking_names}
+
+
+def enable_stream(module, stream, lock_timeout):
+    """Enable a module stream, NAME:STREAM, with dnf; return it if it was not enabled yet, "" otherwise."""
+    name, _colon, wanted = stream.partition(":")
+    lines = read_text(os.path.join(DNF_MODULES, name + ".module"), "").splitlines()
+    if not stream or {"stream=" + wanted, "state=enabled"} <= set(lines):
+        return ""
+    if not module.check_mode:
+        # dnf refuses to enable a second stream of a module.
+        run_dnf(module, ["module", "reset", name], lock_timeout, "reset the module %s" % name)
+        run_dnf(module, ["module", "enable", stream], lock_timeout, "enable the module stream %s" % stream)
+    return stream

@@ -201,8 +201,9 @@ def fm_pkg_name(case):
     if not named:
         raise Missing("the stack names no package of the fabric manager for %s" % case.system)
     if case.system in RPM:
-        right = "nvidia-fabric-manager-" if case.branch < 580 else "nvidia-fabricmanager-"
-        right += case.version("fabricmanager")
+        right = "nvidia-fabric-manager" if case.branch < 580 else "nvidia-fabricmanager"
+        # The role names the version beside the package; a site's stack may have it in the name.
+        named = [name.partition("-" + case.version("fabricmanager"))[0] for name in named]
     else:
         right = "nvidia-fabricmanager" + ("-%d" % case.branch if case.branch < PLAIN_NAMES and case.system != "debian13" else "")
     return broken_unless(right in named, "the package of fabricmanager must be %s on %s" % (right, case.system))

@@ -7,10 +7,10 @@ from __future__ import annotations
 import json
 
 PACKAGES = {
-    "aws-neuronx-dkms": "2.27.4.0",
-    "aws-neuronx-tools": "2.29.18.0",
-    "aws-neuronx-collectives": "2.31.24.0",
-    "aws-neuronx-runtime-lib": "2.31.24.0",
+    "aws-neuronx-dkms": "2.30.2.0-1a2b3c4d",
+    "aws-neuronx-tools": "2.32.28.0-1a2b3c4d",
+    "aws-neuronx-collectives": "2.34.10.0-1a2b3c4d",
+    "aws-neuronx-runtime-lib": "2.34.10.0-1a2b3c4d",
 }
 
 
@@ -20,7 +20,7 @@ def test_all_packages_are_held_at_their_versions(host):
 
 
 def test_the_tools_are_installed(host):
-    assert host.check_output("/opt/aws/neuron/bin/neuron-ls --version") == "neuron-ls 2.29.18.0"
+    assert host.check_output("/opt/aws/neuron/bin/neuron-ls --version") == "neuron-ls 2.32.28.0"
 
 
 def test_only_its_own_key_signs_the_repository(host):
@@ -32,7 +32,7 @@ def test_only_its_own_key_signs_the_repository(host):
 
 def test_manifest_has_the_packages(host):
     entry = json.loads(host.file("/etc/muster/manifest.json").content_string)["components"]["neuron"]
-    assert (entry["version"], entry["packages"]) == ("2.27.4.0", PACKAGES)
+    assert (entry["version"], entry["packages"]) == ("2.30.2.0", PACKAGES)
 
 
 def test_login_shells_have_the_environment_of_the_type(host):

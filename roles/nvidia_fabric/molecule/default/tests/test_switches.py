@@ -20,6 +20,15 @@ def test_the_managers_have_the_drivers_version(host):
 
 def test_the_node_loads_the_module_of_the_subnet_manager(host):
     assert host.file("/etc/modules-load.d/muster-nvlsm.conf").content_string.splitlines()[-1] == "ib_umad"
+    assert host.package("infiniband-diags").is_installed
+
+
+def test_systemd_starts_fabric_manager_where_the_switches_are(host):
+    """A container has none, and that is no failure."""
+    assert host.check_output("systemctl is-enabled nvidia-fabricmanager") == "enabled"
+    assert "ExecCondition=/usr/lib/muster/on-pci-bus 1af1 22a3 " in host.check_output("systemctl cat nvidia-fabricmanager")
+    host.run_expect([0], "systemctl start nvidia-fabricmanager")
+    assert host.check_output("systemctl show -P ActiveState -P Result nvidia-fabricmanager").split() == ["inactive", "exec-condition"]
 
 
 def test_it_has_no_imex(host):
