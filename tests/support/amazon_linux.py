@@ -282,4 +282,8 @@ PRETTY_NAME="Amazon Linux 2023.7.20250331"
 END
 echo 'Amazon Linux release 2023.7.20250331 (Amazon Linux)' >/etc/system-release
 for each in /usr/bin/apt* /usr/bin/dpkg*; do mv "$each" /opt/debian/; done
+# The real EFA installer brings an Open MPI that programs can be built with.
+mkdir -p /opt/amazon/openmpi5/include /opt/amazon/openmpi5/lib
+echo 'int MPI_Initialized(int *);' >/opt/amazon/openmpi5/include/mpi.h
+echo 'int MPI_Initialized(int *there) { *there = 0; return 0; }' | gcc -x c -shared -fPIC -o /opt/amazon/openmpi5/lib/libmpi.so -
 """
