@@ -100,7 +100,11 @@ def distribution() -> list[Stub]:
         "glibc": {"ghosts": ["/usr/lib/x86_64-linux-gnu/libc.so.6", "/usr/lib/x86_64-linux-gnu/libm.so.6"]},
         "libgcc": {"ghosts": ["/usr/lib/x86_64-linux-gnu/libgcc_s.so.1"]},
         "chrony": {"files": {"/usr/lib/systemd/system/chronyd.service": UNIT.format("chronyd")}},
-        "docker": {"files": {"/usr/bin/docker": "#!/bin/sh\n", "/usr/lib/systemd/system/docker.service": UNIT.format("dockerd")}},
+        "containerd": {"files": {"/usr/bin/containerd": "#!/bin/sh\n"}},
+        "docker": {
+            "files": {"/usr/bin/docker": "#!/bin/sh\n", "/usr/lib/systemd/system/docker.service": UNIT.format("dockerd")},
+            "requires": ["containerd"],
+        },
         "lustre-client": {"files": {"/usr/bin/lfs": "#!/bin/sh\necho lfs 2.15.6\n"}},
         "dnf-automatic": {
             "files": {"/usr/lib/systemd/system/dnf-automatic.timer": "[Timer]\nOnCalendar=6:00\n[Install]\nWantedBy=timers.target\n"}
