@@ -155,7 +155,7 @@ def toolkit(version: str) -> list[Stub]:
     name, unit = "nvidia-container-toolkit", "/usr/lib/systemd/system/nvidia-cdi-refresh.service"
     return [
         Stub(name, version, "1", requires=[f"{name}-base = {version}-1", f"libnvidia-container-tools = {version}-1"]),
-        Stub(f"{name}-base", version, "1", files={unit: UNIT.format("true")}),
+        Stub(f"{name}-base", version, "1", files={unit: UNIT.format("true"), "/usr/bin/nvidia-ctk": "#!/bin/sh\n"}),
         Stub("libnvidia-container-tools", version, "1", requires=[f"libnvidia-container1 >= {version}-1"]),
         Stub("libnvidia-container1", version, "1"),
     ]
