@@ -147,15 +147,16 @@ def cuda() -> list[Stub]:
     return [
         Stub("cuda-toolkit-13-2", "13.2.2", "1", files={"/usr/local/cuda-13.2/bin/nvcc": nvcc}, post=link),
         Stub("nvlsm", "2026.10.1", "1"),
-        Stub("datacenter-gpu-manager-4-cuda13", "4.7.0", "1", 1),
+        Stub("datacenter-gpu-manager-4-cuda13", "4.7.0", "1", 1, files={"/usr/bin/dcgmi": "#!/bin/sh\n"}),
     ]
 
 
 def toolkit(version: str) -> list[Stub]:
     name, unit = "nvidia-container-toolkit", "/usr/lib/systemd/system/nvidia-cdi-refresh.service"
+    programs = {f"/usr/bin/nvidia-{each}": "#!/bin/sh\n" for each in ("ctk", "container-runtime", "cdi-hook")}
     return [
         Stub(name, version, "1", requires=[f"{name}-base = {version}-1", f"libnvidia-container-tools = {version}-1"]),
-        Stub(f"{name}-base", version, "1", files={unit: UNIT.format("true"), "/usr/bin/nvidia-ctk": "#!/bin/sh\n"}),
+        Stub(f"{name}-base", version, "1", files={unit: UNIT.format("true"), **programs}),
         Stub("libnvidia-container-tools", version, "1", requires=[f"libnvidia-container1 >= {version}-1"]),
         Stub("libnvidia-container1", version, "1"),
     ]
