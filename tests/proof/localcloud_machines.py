@@ -67,7 +67,8 @@ class Client:
         self.debian = self.ec2.describe_images(Owners=["136693071363"], Filters=wanted)["Images"][0]["ImageId"]
 
     def run(self, image: str, **more: object) -> str:
-        started = self.ec2.run_instances(ImageId=image, InstanceType="c6i.large", MinCount=1, MaxCount=1, KeyName="k", **more)
+        wanted = {"InstanceType": "c6i.large", "MinCount": 1, "MaxCount": 1, "KeyName": "k", **more}
+        started = self.ec2.run_instances(ImageId=image, **wanted)
         return started["Instances"][0]["InstanceId"]
 
     def show(self, instance: str) -> dict:
@@ -116,6 +117,13 @@ def test_a_sealed_machine_becomes_an_image(client: Client, artifacts) -> None:
     assert json.loads(seen[0][1]) == json.loads(seen[1][1]) == manifest
     assert len({each[0] for each in seen}) == 2
     client.ec2.terminate_instances(InstanceIds=[made, one, two])
+
+
+def test_an_instance_of_an_accelerated_type_rehearses_it(client: Client) -> None:
+    made = client.run(client.debian, InstanceType="p4d.24xlarge")
+    said = client.command(made, "ls /sys/class/infiniband | wc -l; ls /dev/nvidia[0-9] | wc -l; nvidia-smi -L 2>/dev/null | wc -l")
+    assert (said[0].split(), said[1]) == (["4", "8", "8"], 0)
+    client.ec2.terminate_instances(InstanceIds=[made])
 
 
 def test_a_machine_from_its_start_to_the_end_of_the_cloud(cloud, client: Client) -> None:
