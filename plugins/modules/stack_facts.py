@@ -84,7 +84,7 @@ text:
 from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.muster.fleet.plugins.module_utils.basics import read_text
-from ansible_collections.muster.fleet.plugins.module_utils.node import manifest
+from ansible_collections.muster.fleet.plugins.module_utils.node import manifest, rehearsal
 from ansible_collections.muster.fleet.plugins.module_utils.stack import facts as stack_facts
 
 
@@ -101,9 +101,10 @@ def main():
         known = manifest.parse(read_text(path, ""), path)
     except manifest.ManifestError as error:
         module.fail_json(msg=str(error))
-    expected, rehearsed = stack_facts.promised(known), stack_facts.rehearsed(known)
+    expected = stack_facts.promised(known)
     rc, out, err = module.run_command(["sh", "-c", stack_facts.SCRIPT])
     host = stack_facts.installed(out)
+    rehearsed = stack_facts.rehearsed(known, host, rehearsal.node())
     container = None
     if prefix:
         if not module.get_bin_path(prefix[0]):

@@ -101,6 +101,16 @@ def test_same_version(one, other, alike):
     assert logic.same(other, one) is alike
 
 
+def test_a_version_that_a_stand_in_says_is_rehearsed(tmp_path):
+    """The driver's entry has neither packages nor programs; only what is laid over /proc says that it is a stand-in."""
+    program = tmp_path / "dcgmi"
+    program.write_text("#!/bin/sh\n# muster rehearsal: dcgmi is a stand-in for the vendor's; it looked at no hardware\n")
+    document = {"components": {"nvidia_driver": entry("595.112.07"), "dcgm": entry("4.7.0"), "slurm": entry("24.11.5")}}
+    found = {"nvidia_driver": {"source": "/dev/nvidia0"}, "dcgm": {"source": f"{program} --version"}, "slurm": {"source": "uname -r"}}
+    node = {"instance_type": "p5.48xlarge", "devices": ["/dev/nvidia0"], "stand_ins": []}
+    assert logic.rehearsed(document, found, node) == {"nvidia_driver": ["nvidia0"], "dcgm": ["dcgmi"], "slurm": []}
+
+
 def test_drift_names_component_expected_and_found():
     document = {
         "components": {

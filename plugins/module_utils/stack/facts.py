@@ -157,9 +157,12 @@ def promised(document):
     return {component: version for component, (version, _entry) in promises(document).items() if version}
 
 
-def rehearsed(document):
-    """{component: stand-ins} among what a manifest promises."""
-    return {component: rehearsal.of_entry(entry) for component, (_version, entry) in promises(document).items()}
+def rehearsed(document, found, node):
+    """{component: stand-ins} among what a manifest promises, and what said the version. node: what the node rehearses, {} on a real one."""
+    return {
+        component: rehearsal.of_entry(entry) + rehearsal.in_command(found.get(component, {}).get("source", "").split(), node)
+        for component, (_version, entry) in promises(document).items()
+    }
 
 
 def promises(document):
