@@ -41,9 +41,12 @@ def inventory(fleet: Fleet, folder: Path, size: int, new: bool) -> Path:
     listing = fleet.measure([".venv/bin/ansible-inventory", "-i", str(fleet.inventory), "-e", f"muster_fleet={fleet.name}", "--list"])
     known = json.loads(listing.output)["_meta"]["hostvars"]
     real = {name: {key: value for key, value in known[name].items() if key != "muster_local"} for name in (CONTROLLER, HOME, NEW)}
+    local = {"muster_local": {"release": "trixie"}}  # the stack of the nodes depends on it
+    real = {name: {**variables, **local} for name, variables in real.items()}
     sims = {
         name: {
             "ansible_host": real[HOME]["ansible_host"],
+            **local,
             "slurm_node_params": {"NodeHostname": HOME, "Port": FIRST_PORT + number, "CPUs": 1, "RealMemory": 100},
         }
         for number, name in enumerate(simulated(size))

@@ -21,7 +21,11 @@ from .table import Row, row
 
 SIZES = (50, 500)
 CONTROLLER, COMPUTE = "controller-1", "compute-2"
-SIZE = {"muster_cpus": 1, "muster_memory_mib": 1500}  # what the inventory of a local fleet says of its nodes
+SIZE = {
+    "muster_cpus": 1,
+    "muster_memory_mib": 1500,
+    "muster_local": {"release": "trixie"},
+}  # what the inventory of a local fleet says of its nodes
 
 
 def provision(fleet: Fleet, inventory: Path, **environment: str) -> float:
