@@ -78,7 +78,7 @@ def test_not_run_is_what_the_inventory_allows_and_no_less(fleet: Fleet) -> None:
 
 def test_run_folder_is_whole(fleet: Fleet) -> None:
     kept = {path.relative_to(fleet.first_run).as_posix() for path in fleet.first_run.rglob("*") if path.is_file()}
-    common = {f"jobs/{job}/{file}" for job in ("collectives", "train") for file in ("job.json", "output.txt", "result.json")}
+    common = {f"jobs/{job}/{file}" for job in ("collectives", "train") for file in ("job.json", "job.sbatch", "output.txt", "result.json")}
     assert (
         kept
         == {"events.jsonl", "fleet.json", "report.json", "report.html", "jobs/collectives/nccl.json", "jobs/train/train.jsonl"} | common
