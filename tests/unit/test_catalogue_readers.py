@@ -43,6 +43,7 @@ READERS = {
     "nvlinks": HARDWARE + "gpu.py",
     "nvswitch": HARDWARE + "nvidia_fabric.py",
     "nvlink_domain": HARDWARE + "nccl_env.py",
+    "fabric_pci": HARDWARE + "nvidia_fabric.py",
     "efa": HARDWARE + "nccl_env.py",
     "efa_cards": HARDWARE + "efa.py",
     "efa_counts": HARDWARE + "efa.py",
