@@ -178,7 +178,7 @@ def test_an_xid_is_in_the_log_of_the_node_only(fleet: Fleet) -> None:
     [
         ("compute-1", [{"fault": "gpu_lost", "index": 8}], "Fault gpu_lost cannot have index 8: p5.48xlarge has 8 GPUs, from 0 to 7."),
         ("compute-1", [{"fault": "gpu_lots", "index": 1}], "There is no fault gpu_lots; known are gpu_lost"),
-        ("login-1", [], "and login-1 is none; name one of compute-1, compute-2, compute-3, compute-4 in muster_fault_node"),
+        ("login-1", [], "and login-1 rehearses none; name one of compute-1, compute-2, compute-3, compute-4 in muster_fault_node"),
     ],
 )
 def test_faults_that_cannot_be(fleet: Fleet, node: str, faults: list, sentence: str) -> None:
