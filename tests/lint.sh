@@ -11,7 +11,8 @@ check() {
   echo "lint: $name"
   "$@" || failed+=("$name")
 }
-mapfile -t scripts < <(git ls-files --cached --others --exclude-standard '*.sh' '.ci/run')
+# A stub archive stands for a vendor's source, whose scripts follow the vendor's rules.
+mapfile -t scripts < <(git ls-files --cached --others --exclude-standard '*.sh' '.ci/run' ':!.config/molecule/stub_archives')
 
 check "ruff" ruff check --quiet .
 check "ruff format" ruff format --check --quiet .
