@@ -13,7 +13,7 @@ description:
   - Runs and records all probes. A failed probe never fails the module. The role C(phases) gives one verdict on all components, so
     that one bad component does not hide another.
   - The records are returned as C(muster_checks), which the callback P(muster.fleet.run_record#callback) writes to C(events.jsonl),
-    and as the fact C(muster_checks_<component>_<level>).
+    and those that did not pass as the fact C(muster_checks_<component>_<level>).
 author:
   - The Muster developers (@muster-fleet)
 options:
@@ -113,7 +113,8 @@ def main():
     module.exit_json(
         changed=False,
         muster_checks=records,
-        ansible_facts={"muster_checks_%s_%s" % (component, level): records},
+        # Ansible forks its process for each task of each host, and the process keeps these facts of all hosts. The verdict reads no more.
+        ansible_facts={"muster_checks_%s_%s" % (component, level): [record for record in records if record["status"] != "passed"]},
     )
 
 

@@ -14,7 +14,7 @@ description:
   - Checks the variables of all hosts of the inventory and refuses those that begin with the name of a role, or with C(muster_),
     and are not an option of it. The message names the nearest option.
   - A variable belongs to the role with the longest name that it begins with.
-  - Also refuses values of a wrong type, before any role runs. The role itself checks values that contain templates.
+  - Also refuses values of a wrong type, before any role runs. Values that have templates are checked with O(roles).
   - Runs on the controller, once for all hosts, and needs no connection.
 attributes:
   check_mode:
@@ -27,6 +27,11 @@ options:
   roles_path:
     description: Folder of the roles whose C(meta/argument_specs.yml) count. Without it, the roles of this collection.
     type: path
+  roles:
+    description:
+      - For each host the roles that it carries. Then only the values of their options are checked, and templates are computed.
+      - A template that needs what is unknown so far is left to the role.
+    type: dict
 """
 
 EXAMPLES = r"""
@@ -40,7 +45,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 checked:
-  description: Number of variables that begin with the name of a role or with C(muster_).
+  description: Number of variables that begin with the name of a role or with C(muster_). With O(roles), of options.
   type: int
   returned: always
 """

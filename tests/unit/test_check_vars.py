@@ -90,10 +90,11 @@ def play(tmp_path: Path) -> Any:
     for role, spec in SPECS.items():
         (tmp_path / f"roles/{role}/meta").mkdir(parents=True)
         (tmp_path / f"roles/{role}/meta/argument_specs.yml").write_text(yaml.safe_dump({"argument_specs": spec}))
-    task = {"name": "Check", "muster.fleet.check_vars": {"roles_path": str(tmp_path / "roles")}}
-    (tmp_path / "play.yml").write_text(yaml.safe_dump([{"name": "Check", "hosts": "localhost", "gather_facts": False, "tasks": [task]}]))
 
-    def run(group: dict[str, Any], host: dict[str, Any], extra: dict[str, Any]) -> dict[str, Any]:
+    def run(group: dict[str, Any], host: dict[str, Any], extra: dict[str, Any], **options: Any) -> dict[str, Any]:
+        task = {"name": "Check", "muster.fleet.check_vars": {"roles_path": str(tmp_path / "roles"), **options}}
+        whole = {"name": "Check", "hosts": "localhost", "gather_facts": False, "tasks": [task]}
+        (tmp_path / "play.yml").write_text(yaml.safe_dump([whole]))
         inventory = {"all": {"hosts": {"c": {}}, "children": {"gpu": {"hosts": {"a": {}, "b": host}, "vars": group}}}}
         (tmp_path / "hosts.yml").write_text(yaml.safe_dump(inventory))
         command = [str(Path(sys.executable).with_name("ansible-playbook")), "-i", "hosts.yml", "play.yml", "-e", json.dumps(extra)]
@@ -124,3 +125,30 @@ def test_bad_variables_are_each_one_sentence(play: Any) -> None:
         "Variable nccl_nodes (a, b) must be of type int",
         "Variable nccl_tests_sizes (a, b) is refused: it must be a list.",
     ]
+
+
+def test_what_templates_give_is_checked_for_the_roles_of_each_host(play: Any) -> None:
+    group = {
+        "nccl_nodes": "{{ count }}",
+        "docker_token": "{{ 'sec' ~ 'ret' }}",
+        "docker_level": "{{ (1 / 0) | string }}",
+        "nccl_debug": "{{ known_later }}",
+        "nccl_version": "{{ ansible_play_name if groups['gpu'] == ['a', 'b'] and hostvars['a'] else [] }}",
+        "nccl_tests_sizes": "{{ sizes }}",
+        "count": "many",
+        "sizes": "1,2",
+    }
+    found = play(group, {"count": 3, "sizes": [1]}, {}, roles={"a": ["nccl", "docker"], "b": ["nccl", "nccl_tests"]})
+    assert found["rc"] != 0
+    assert found["checked"] == 6
+    assert found["msg"].startswith("Variable docker_level (a) cannot be computed: ")
+    assert found["msg"].endswith(
+        "Variable docker_token (a) is secret and not what its role asks for. Variable nccl_nodes (a) must be of type int."
+    )
+    assert "sec" not in found["msg"].replace("secret", "")
+
+
+def test_names_are_not_checked_again(play: Any) -> None:
+    """Roles may set more variables than their options, and the first task of a run has checked what the user gave."""
+    found = play({"nccl_nodes": "many", "nccl_found": 1, "docker_level": "c"}, {}, {}, roles={"a": ["nccl"]})
+    assert (found["checked"], found["msg"]) == (1, "Variable nccl_nodes (all hosts) must be of type int.")
