@@ -16,6 +16,7 @@ import yaml
 
 from ansible_collections.muster.fleet.plugins.plugin_utils.check_vars import find_unknown, known_options, other_shape, owner, sentence
 
+ROOT = Path(__file__).parents[2]
 SPECS: dict[str, dict[str, Any]] = {
     "nccl": {
         "main": {"options": {"nccl_version": {"type": "str"}, "nccl_nodes": {"type": "int", "required": True}}},
@@ -152,3 +153,23 @@ def test_names_are_not_checked_again(play: Any) -> None:
     """Roles may set more variables than their options, and the first task of a run has checked what the user gave."""
     found = play({"nccl_nodes": "many", "nccl_found": 1, "docker_level": "c"}, {}, {}, roles={"a": ["nccl"]})
     assert (found["checked"], found["msg"]) == (1, "Variable nccl_nodes (all hosts) must be of type int.")
+
+
+@pytest.mark.parametrize("value", ["{{ 'ma' ~ 'ny' }}", "many"])
+def test_the_stack_playbook_refuses_a_wrong_value_before_any_role(tmp_path: Path, value: str) -> None:
+    """No task before it asks the node, which does not exist."""
+    host = {"ansible_host": "192.0.2.1", "common_nofile": value}
+    (tmp_path / "hosts.yml").write_text(yaml.safe_dump({"all": {"hosts": {"a": host}}}))
+    wanted = json.dumps({"muster_phases": ["install"], "muster_components": ["common"]})
+    command = [
+        str(Path(sys.executable).with_name("ansible-playbook")),
+        "-i",
+        str(tmp_path / "hosts.yml"),
+        "playbooks/stack.yml",
+        "-e",
+        wanted,
+    ]
+    ended = subprocess.run(command, cwd=ROOT, env=os.environ | {"PWD": str(tmp_path)}, capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    assert "Variable common_nofile (all hosts) must be of type int." in ended.stdout
+    assert "unreachable=0" in ended.stdout
