@@ -188,7 +188,6 @@ keyed_groups:
 #   - arn:aws:iam::444455556666:role/fleet-inventory
 """
 
-import collections
 import re
 
 from ansible.template import trust_as_template
@@ -203,7 +202,7 @@ from ansible_collections.muster.fleet.plugins.module_utils.aws.hosts import (
     fleet_groups,
     host_names,
     known_type,
-    type_variables,
+    launch_of,
 )
 from ansible_collections.muster.fleet.plugins.module_utils.aws.instances import Ec2Error
 from ansible_collections.muster.fleet.plugins.module_utils.node.names import usable_name
@@ -320,9 +319,8 @@ class InventoryModule(FleetInventory):
         work = self._work(f"{before}{each}{behind}" for each in known)
         everywhere = self._group("aws_ec2")
         self.inventory.add_child("all", everywhere.name)
-        # By id, because one instance may be several hosts.
-        counts = collections.Counter({instance["instance_id"]: instance["instance_type"] for _name, instance in named}.values())
-        accelerators = {kind: (known_type(kind) or {}).get("accelerator") for kind in counts}
+        kinds = {instance["instance_type"] for _name, instance in named}
+        accelerators = {kind: (known_type(kind) or {}).get("accelerator") for kind in kinds}
         connection, wanted = self.get_option("connection"), self.get_option("variables")
         for name, instance in named:
             self.inventory.add_host(name)
@@ -334,11 +332,8 @@ class InventoryModule(FleetInventory):
             host.vars.update(connection_variables(connection, instance, profile))
             if "muster_stop_at" in instance:  # regardless of `variables` and `hostvars_prefix`, because run_job.yml reads it
                 host.vars["muster_stop_at"] = instance["muster_stop_at"]
+            if accelerators[instance["instance_type"]]:  # as muster_stop_at, because begin.yml reads it
+                host.vars["muster_launch"] = launch_of(instance)
             self._construct(host, variables, work)
             for title in fleet_groups(instance, accelerators):
                 self._group(title).add_host(host)
-        for kind, count in counts.items():
-            facts = type_variables(kind, count)
-            if facts:
-                trusted = {key: trust_as_template(value) if isinstance(value, str) else value for key, value in facts.items()}
-                self.inventory.set_variable(self._group(f"muster_type_{kind}").name, "muster_instance", trusted)

@@ -13,7 +13,7 @@ description:
   - Gives the nodes of the local fleet that M(muster.fleet.node_container) brings up, with their addresses, keys and groups.
   - While the fleet is up its nodes come from its state folder, and before that from the options, so that the hosts are always known.
   - All hosts get C(muster_fleet), the options as the dictionary C(muster_local), and C(muster_local_engine) once the fleet is up.
-  - A node that rehearses an instance type also gets C(muster_rehearsal), C(instance_type), C(muster_instance), and the groups of its type,
+  - A node that rehearses an instance type also gets C(muster_rehearsal), C(instance_type), and the groups of its type,
     with the same names and values as P(muster.fleet.aws_fleet#inventory) gives them.
 options:
   plugin:
@@ -105,7 +105,7 @@ from ansible.plugins.inventory import BaseInventoryPlugin, to_safe_group_name
 from ansible.template import trust_as_template
 from ansible.utils.vars import load_extra_vars
 
-from ansible_collections.muster.fleet.plugins.module_utils.aws.hosts import type_groups, type_variables
+from ansible_collections.muster.fleet.plugins.module_utils.aws.hosts import type_groups
 from ansible_collections.muster.fleet.plugins.module_utils.basics import closest
 from ansible_collections.muster.fleet.plugins.module_utils.containers.engine import NodeContainerError
 from ansible_collections.muster.fleet.plugins.module_utils.containers.plan import layout_nodes
@@ -172,9 +172,6 @@ class InventoryModule(BaseInventoryPlugin):
             have = instance_type(kind)
             for title in type_groups(kind, have["accelerator"], have["efa"]):
                 self.inventory.add_child(self.inventory.add_group(to_safe_group_name(title)), host)
-        for kind in set(types.values()):
-            values = type_variables(kind, list(types.values()).count(kind))
-            self.inventory.set_variable(to_safe_group_name(f"muster_type_{kind}"), "muster_instance", trusted(values))
 
 
 def trusted(value):

@@ -33,7 +33,7 @@ options:
     description: Which rules are asked.
     type: list
     elements: str
-    choices: [stack, launch, node, env]
+    choices: [stack, launch, env]
     default: [stack]
   launch:
     description: >-
@@ -42,13 +42,10 @@ options:
       C(arch) and C(system)) and C(threads_per_core).
     type: dict
     default: {}
-  node:
-    description: >-
-      What was found on a node: C(kernel), C(boot_kernel_modules), C(lustre_kernels), C(held), C(gpl_symbols_blocked), C(services),
-      C(modules), C(mig), C(memlock_gib), C(huge_pages_2m), C(efa_devices), C(threads_per_core), C(slurm_threads_per_core), C(container),
-      C(files), C(efa_flags), C(pyxis_slurm), C(slurm), C(gres_autodetect) and C(jwks_keys).
-    type: dict
-    default: {}
+  kernel:
+    description: Release of the kernel; without it the oldest that O(system) boots with.
+    type: str
+    default: ""
   env:
     description: Environment of a job.
     type: dict
@@ -146,7 +143,7 @@ def result_of(params, name):
     kind = instance_type(name)
 
     def told(stack):
-        inputs = {key: params[key] for key in ("system", "launch", "node", "env", "nodes")}
+        inputs = {key: params[key] for key in ("system", "kernel", "launch", "env", "nodes")}
         return judge(Case(stack, kind, **inputs), params["scopes"])
 
     rules = told(params["stack"])
@@ -176,7 +173,7 @@ def main():
             "system": {"type": "str", "default": ""},
             "scopes": {"type": "list", "elements": "str", "choices": list(SCOPES), "default": ["stack"]},
             "launch": {"type": "dict", "default": {}},
-            "node": {"type": "dict", "default": {}},
+            "kernel": {"type": "str", "default": ""},
             "env": {"type": "dict"},
             "nodes": {"type": "int", "default": 0},
             "others": {"type": "list", "elements": "dict", "default": []},

@@ -32,7 +32,7 @@ options:
     description: Which rules are asked.
     type: list
     elements: str
-    choices: [stack, launch, node, env]
+    choices: [stack, launch, env]
     default: [stack]
   instance_type:
     description: An instance type that counts instead of those of the hosts. One that the catalogue does not have has no accelerator.
@@ -44,7 +44,9 @@ options:
     description: An operating system, as stacks name it, that counts instead of those of the hosts.
     type: str
   launch:
-    description: How instances are requested, as M(muster.fleet.stack_check) takes it.
+    description: >-
+      How instances are requested, as M(muster.fleet.stack_check) takes it. Without it, what C(muster.fleet.aws_fleet) says of live ones
+      (C(muster_launch)); where nothing is said, the rules of V(launch) have not run.
     type: dict
   env:
     description: Environment of a job. It is laid over the variables that the nodes set for their type and stack.

@@ -19,8 +19,10 @@ from ansible_collections.muster.fleet.plugins.plugin_utils import stack_files
 NAMES = {"Amazon": "amzn", "RedHat": "rhel"}
 # The groups whose hosts have hardware that the catalogue describes.
 ACCELERATED = {"muster_gpu", "muster_neuron", "muster_efa"}
+# What a launch says of where an instance is.
+PLACES = ("availability_zones", "subnets")
 # What of a host's variables the rules depend on.
-WANTED = ("instance_type", "muster_stack", "muster_stack_name", "muster_rule_overrides")
+WANTED = ("instance_type", "muster_stack", "muster_stack_name", "muster_rule_overrides", "muster_launch")
 
 
 class Host(NamedTuple):
@@ -34,6 +36,7 @@ class Host(NamedTuple):
     arch: str = ""
     kernel: str = ""
     overrides: Mapping[str, str] = {}
+    launch: Mapping[str, Any] = {}
 
 
 def system_of(facts: Mapping[str, Any]) -> str:
@@ -55,16 +58,21 @@ def stack_of(variables: Mapping[str, Any], system: str) -> Any:
 
 def host_of(name: str, groups: Iterable[str], variables: Mapping[str, Any], facts: Mapping[str, Any]) -> Host:
     """A host from its variables (those in WANTED) and facts."""
+    groups = tuple(groups)
     system, arch = system_of(facts), facts.get("architecture", "")
+    launch = dict(variables.get("muster_launch") or {})
+    if "muster_compute" not in groups:
+        launch.pop("threads_per_core", None)  # ParallelCluster and PCS have their own Slurm
     return Host(
         name,
-        tuple(groups),
+        groups,
         variables.get("instance_type") or "",
         stack_of(variables, system),
         system,
         "arm64" if arch == "aarch64" else arch,
         facts.get("kernel", ""),
         variables.get("muster_rule_overrides") or {},
+        launch,
     )
 
 
@@ -86,6 +94,19 @@ def _may_be(host: Host, kind: Mapping[str, Any]) -> bool:
     return accelerated and host.arch in ("", kind["arch"]) and (bool(kind["efa"]) or "muster_efa" not in host.groups)
 
 
+def launched_together(hosts: Iterable[Host]) -> list[Host]:
+    """The hosts, each with the zones and subnets of all hosts of its type, because a job runs on all of them."""
+    hosts = list(hosts)
+    places: dict[str, dict[str, set[str]]] = {}
+    for host in hosts:
+        for key in PLACES:
+            places.setdefault(host.instance_type, {}).setdefault(key, set()).update(host.launch.get(key) or ())
+    return [
+        host._replace(launch={**host.launch, **{key: sorted(places[host.instance_type][key]) for key in PLACES}}) if host.launch else host
+        for host in hosts
+    ]
+
+
 def judge_fleet(
     hosts: Iterable[Host], types: Iterable[str] = (), scopes: Iterable[str] = ("stack",), **inputs: Any
 ) -> dict[str, list[str]]:
@@ -96,7 +117,7 @@ def judge_fleet(
     """
     out: dict[str, dict[str, None]] = {key: {} for key in ("refused", "overridden", "warned", "unfit", "not_run", "judged")}
     alike: dict[str, list[Host]] = {}
-    for host in hosts:
+    for host in launched_together(hosts):
         alike.setdefault(json.dumps(host[1:], sort_keys=True, default=str), []).append(host)
     for same in alike.values():
         names = named_hosts(each.name for each in same)
@@ -149,7 +170,8 @@ def _case(host: Host, stack: dict[str, Any], kind: dict[str, Any], inputs: dict[
     env = inputs.get("env")
     if env is not None:
         env = {**{each["name"]: each["value"] for each in nccl_env(kind, stack)}, **env}
-    return Case(stack, kind, system=host.system, **{"node": {"kernel": host.kernel}, **inputs, "env": env})
+    launch = inputs.get("launch") or host.launch
+    return Case(stack, kind, system=host.system, kernel=host.kernel, **{**inputs, "launch": launch, "env": env})
 
 
 def overridden(host: Host, types: Iterable[str] = ()) -> dict[str, str]:

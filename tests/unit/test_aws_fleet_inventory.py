@@ -23,6 +23,7 @@ from ansible.utils.display import Display
 from botocore.retries.standard import ExponentialBackoff
 from ec2_replay import Api, Instance, fleet
 
+from ansible_collections.muster.fleet.plugins.module_utils.aws.hosts import launch_of
 from ansible_collections.muster.fleet.plugins.plugin_utils.ec2_api import cache_key
 
 ROLE = "arn:aws:iam::%s:role/fleet"
@@ -212,27 +213,32 @@ def test_the_topology_of_many(read) -> None:
     assert "muster_layer2_nn_f9" in groups_of(found, "node-00249")
 
 
-def test_the_catalogue_says_what_a_type_is(read) -> None:
-    with Api({"us-east-1": [GPU, OWN]}) as api:
-        found = read(api)
-    facts = found.groups["muster_type_p5_48xlarge"].vars["muster_instance"]
-    assert facts == {
-        "type": "p5.48xlarge",
-        "gpus": 8,
-        "gpu_model": "H100",
-        "gpu_memory_gib": 80.0,
-        "efa_cards": 32,
-        "efa_gbps": 3200,
-        "busbw": 434.7,
+def test_how_an_instance_was_launched(read) -> None:
+    with Api({"us-east-1": [GPU, HEAD, OWN]}) as api:
+        found = read(api, hostnames=["tag:Name"], variables=["instance_id"], hostvars_prefix="aws_")
+    assert found.hosts["gpu-1"].vars["muster_launch"] == {
+        "market": "capacity-block",
+        "availability_zones": ["us-east-1a"],
+        "subnets": ["subnet-0aa1"],
+        "placement_group": "rack 1",
+        "interfaces": [
+            {"card": 0, "device": 0, "type": "interface"},
+            {"card": 0, "device": 1, "type": "efa-only"},
+            {"card": 1, "device": 1, "type": "efa-only"},
+        ],
+        "threads_per_core": 2,
     }
-    assert "muster_instance" not in found.groups["muster_type_q9_metal"].vars
-    with Api({"us-east-1": [GPU]}) as api:
-        twice = read(api, hostnames=["tag:Name", "instance-id"], allow_duplicated_hosts=True)
-    # One instance that is two hosts counts once: two instances would have another busbw.
-    assert len(twice.hosts) == 2
-    assert twice.groups["muster_type_p5_48xlarge"].vars["muster_instance"] == facts
-    with Api({"us-east-1": [GPU, Instance("00000000000013", ip="10.0.0.19")]}) as api:
-        assert read(api).groups["muster_type_p5_48xlarge"].vars["muster_instance"]["busbw"] != facts["busbw"]
+    # No rule is about types without accelerators.
+    assert not any("muster_launch" in found.hosts[name].vars for name in ("head", "odd"))
+
+
+def test_what_ec2_does_not_say_of_a_launch_is_left_out() -> None:
+    assert launch_of({"placement": {"availability_zone": "us-east-1a"}, "network_interfaces": [{}]}) == {
+        "market": "on-demand",
+        "availability_zones": ["us-east-1a"],
+        "placement_group": "",
+        "interfaces": [{"card": 0, "device": 0, "type": "interface"}],
+    }
 
 
 def test_pages_and_their_variables(read) -> None:
@@ -241,7 +247,7 @@ def test_pages_and_their_variables(read) -> None:
     assert [each["MaxResults"] for each in api.requests] == ["1000"] * 3
     assert len(found.hosts) == 25
     own = {key: value for key, value in found.hosts["node-00024"].vars.items() if not key.startswith("inventory_")}
-    assert own.keys() == {"tags", "ansible_host"}
+    assert own.keys() == {"tags", "ansible_host", "muster_launch"}
     assert own["ansible_host"] == "10.0.0.24"
 
 

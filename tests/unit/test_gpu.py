@@ -117,6 +117,14 @@ def test_a_healthy_host_of_eight():
             {"instance_type": "p6e-gb200.36xlarge", "on_bus": 4, "smi": host(4, "NVIDIA GB200", 189471).replace("Success", "N/A")},
             "Expected the NVLink fabric Completed, Success and found Completed, N/A (GPUs 0, 1, 2, 3); see the unit nvidia-imex.",
         ),
+        (
+            {
+                "instance_type": "p6e-gb200.36xlarge",
+                "on_bus": 4,
+                "smi": host(4, "NVIDIA GB200", 189471, ("<current_mig>N/A<", "<current_mig>Enabled<")),
+            },
+            "Expected MIG off on p6e-gb200.36xlarge, whose NVLink joins several hosts, and found it on (GPU 3); run nvidia-smi -mig 0.",
+        ),
         ({}, "Expected a driver for 8 GPU(s) on the PCI bus and nvidia-smi gave none; see role nvidia_driver."),
         ({"instance_type": None}, "Expected a driver for 8 GPU(s) on the PCI bus and nvidia-smi gave none; see role nvidia_driver."),
         (

@@ -12,8 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from ansible_collections.muster.fleet.plugins.module_utils.aws import hosts as hosts_of_ec2
-
 ROOT = Path(__file__).parents[2]
 
 
@@ -95,15 +93,14 @@ def test_a_rehearsed_type_gives_what_the_inventory_of_ec2_gives(inventory) -> No
     assert found["muster_efa"]["hosts"] == ["compute-1", "compute-2", "compute-3"]
     values = found["_meta"]["hostvars"]
     assert (values["compute-1"]["instance_type"], values["compute-1"]["muster_rehearsal"]) == ("p5.48xlarge", True)
-    assert values["compute-1"]["muster_instance"] == hosts_of_ec2.type_variables("p5.48xlarge", 2)
-    assert not {"instance_type", "muster_rehearsal", "muster_instance"} & set(values["controller-1"])
+    assert not {"instance_type", "muster_rehearsal"} & set(values["controller-1"])
 
 
 def test_a_live_fleet_keeps_its_types(inventory, tmp_path: Path) -> None:
     write_record(tmp_path, "local", type="g5.48xlarge")
     found = hosts(inventory("types: {compute: p5.48xlarge}\n"))
     assert found["muster_type_g5_48xlarge"]["hosts"] == ["compute-1"]
-    assert found["_meta"]["hostvars"]["compute-1"]["muster_instance"]["gpus"] == 8
+    assert found["_meta"]["hostvars"]["compute-1"]["instance_type"] == "g5.48xlarge"
     assert "muster_type_p5_48xlarge" not in found
 
 

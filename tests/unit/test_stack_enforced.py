@@ -14,6 +14,7 @@ import pytest
 from playbook import run_playbook
 
 from ansible_collections.muster.fleet.plugins.filter.stack import stack_overrides
+from ansible_collections.muster.fleet.plugins.module_utils.hardware import catalogue
 from ansible_collections.muster.fleet.plugins.module_utils.hardware.catalogue import CatalogueError
 from ansible_collections.muster.fleet.plugins.modules import manifest
 from ansible_collections.muster.fleet.plugins.plugin_utils import stack_files, stack_hosts
@@ -167,6 +168,49 @@ def test_begin_refuses_before_any_node_is_asked(tmp_path: Path) -> None:
     assert f"g7.8xlarge with stack aws-2026.11-580 (n-1): {G7_SAID}" in said
     assert "muster_rule_overrides: {RULE: reason}" in said
     assert "Let no other run change the fleet" not in said
+
+
+P5 = catalogue.instance_type("p5.48xlarge")["interfaces"]
+LAUNCH = {
+    "market": "capacity-block",
+    "availability_zones": ["us-east-1a"],
+    "subnets": ["subnet-1"],
+    "placement_group": "",
+    "interfaces": P5,
+    "threads_per_core": 2,
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({}, ""),
+        (
+            {"interfaces": P5[:17]},
+            "the launch must have 32 EFA interfaces and has 16, because a rail that is missing slows every collective",
+        ),
+        ({"interfaces": P5[:1]}, "the launch must have 32 EFA interfaces and has 0, because"),
+        ({"threads_per_core": 1}, "the launch must leave 2 threads per core, because Slurm's line of the node has the type's own threads"),
+    ],
+)
+def test_live_nodes_are_refused_by_how_they_were_launched(tmp_path: Path, changes: dict, says: str) -> None:
+    node = {"instance_type": "p5.48xlarge", "muster_stack_name": "aws-2026.11", "muster_launch": {**LAUNCH, **changes}}
+    said, code = play(tmp_path, "playbooks/begin.yml", **node)
+    assert (code == 0) == (not says), said
+    assert says in said
+    assert not says or "Let no other run change the fleet" not in said
+
+
+def test_the_threads_of_nodes_of_another_slurm_are_not_judged() -> None:
+    groups = {own: host_of("n-1", own, {"muster_launch": {**LAUNCH, "threads_per_core": 1}}, {}) for own in ((), ("muster_compute",))}
+    assert [host.launch.get("threads_per_core") for host in groups.values()] == [None, 1]
+
+
+def test_nodes_of_one_type_are_in_one_zone_and_subnet() -> None:
+    hosts = [host("a", "p5.48xlarge", launch=LAUNCH), host("b", "p5.48xlarge", launch={**LAUNCH, "availability_zones": ["us-east-1b"]})]
+    [said] = judge_fleet([*hosts, host("c", "p5en.48xlarge")], scopes=["launch"])["refused"]
+    assert "p5.48xlarge with stack" in said and "(a, b): all nodes must be in one availability zone and one subnet" in said
+    assert not judge_fleet(hosts[:1], scopes=["launch"])["refused"]
 
 
 def test_an_override_is_in_the_summary_and_the_report(tmp_path: Path) -> None:

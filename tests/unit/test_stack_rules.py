@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 import verdict_table
+import yaml
 
+from ansible_collections.muster.fleet.plugins.module_utils.aws.hosts import launch_of
 from ansible_collections.muster.fleet.plugins.module_utils.hardware import catalogue
 from ansible_collections.muster.fleet.plugins.module_utils.stack.rule_case import RULES, Case
 from ansible_collections.muster.fleet.plugins.module_utils.stack.rules import PARTS, judge, sentence, verdict
@@ -24,7 +26,7 @@ BUNDLED = [{"bundled_in": "efa"}]
 BUILT = [{"url": "https://example.org/x.tar.gz", "sha256": "0" * 64}]
 
 
-def case(kind: str = "p5.48xlarge", system: str = "ubuntu24.04", *, launch=None, node=None, env=None, nodes=2, **changes: Any) -> Case:
+def case(kind: str = "p5.48xlarge", system: str = "ubuntu24.04", *, launch=None, env=None, nodes=2, kernel="", **changes: Any) -> Case:
     """The stack of AWS with some components changed: case(cuda="12.4"), case(nvidia_driver={…}), case(nvlsm=None)."""
     stack = copy.deepcopy(AWS)
     for name, value in changes.items():
@@ -34,7 +36,8 @@ def case(kind: str = "p5.48xlarge", system: str = "ubuntu24.04", *, launch=None,
             stack[name] = value
         else:
             stack.setdefault(name, {"version": "1", "sources": BUILT}).update(value if isinstance(value, dict) else {"version": value})
-    return Case(stack, catalogue.instance_type(kind), system=system, launch=launch, node=node, env=env, nodes=nodes)
+    about = {"system": system, "kernel": kernel, "launch": launch, "env": env, "nodes": nodes}
+    return Case(stack, catalogue.instance_type(kind), **about)
 
 
 def driver(version: str = "595.112.07", modules: str = "open", **more: Any) -> dict:
@@ -52,13 +55,10 @@ def launch(kind: str = "p5.48xlarge", **parts: Any) -> Case:
         "public_ip": False,
         "interfaces": catalogue.instance_type(kind)["interfaces"],
         "security_group": {"from_self": True, "to_self": True},
+        "threads_per_core": 2,
         "ami": {"boot_mode": "uefi-preferred", "arch": "x86_64", "system": "ubuntu24.04"},
     }
     return case(kind, launch={**whole, **parts})
-
-
-def node(kind: str = "p5.48xlarge", changes: dict | None = None, **parts: Any) -> Case:
-    return case(kind, node=parts, **(changes or {}))
 
 
 def env(kind: str = "p5.48xlarge", nodes: int = 2, changes: dict | None = None, **variables: str) -> Case:
@@ -67,7 +67,6 @@ def env(kind: str = "p5.48xlarge", nodes: int = 2, changes: dict | None = None, 
 
 ONE_CARD = [{"card": 0, "device": 0, "type": "interface"}]
 P5E_HALF = catalogue.instance_type("p5e.48xlarge")["interfaces"][:17]
-NGC = {"container": True, "files": ["/opt/nvidia/nvidia_entrypoint.sh"]}
 GIN = {"aws_ofi_nccl": "1.22.0", "nccl": "2.31.2", "gdrcopy": "2.6", "libfabric": "2.7.0amzn2.0"}
 DCGM = {"version": "4.7.0", "sources": [{"repository": "https://example.org", "packages": ["datacenter-gpu-manager-4-cuda12"]}]}
 OLD_MANAGER = {
@@ -112,6 +111,8 @@ EXAMPLES: dict[str, tuple[Case, Case]] = {
     "no-max-rule": (case(cuda="12.9"), case(cuda={"version": "12.9", "driver_max": "580"})),
     "efa-missing": (case(), case(efa=None)),
     "efa-580": (case(efa="1.43.3"), case(efa="1.43.2")),
+    "efa-open-kernel": (case(efa="1.29.0"), case(**driver("580.178.04", "proprietary"))),
+    "efa-ngc": (case(), case(efa={"container_flags": ["--yes", "--disable-ngc"]})),
     "efa-p5en": (case("p5en.48xlarge", efa="1.35.0"), case("p5en.48xlarge", efa="1.34.0")),
     "efa-b200": (case("p6-b200.48xlarge", efa="1.42.0"), case("p6-b200.48xlarge", efa="1.41.0")),
     "efa-g7e": (case("g7e.8xlarge", efa="1.45.0"), case("g7e.8xlarge", efa="1.44.0")),
@@ -149,6 +150,7 @@ EXAMPLES: dict[str, tuple[Case, Case]] = {
     "nccl219-efa": (case(efa="1.29.0"), case(efa="1.28.0")),
     "gdrcopy-cuda13": (case(gdrcopy="2.5.1"), case(gdrcopy="2.5")),
     "gdrcopy-k63": (case(gdrcopy="2.4"), case(gdrcopy="2.3.1")),
+    "gdrcopy-k615": (case(kernel="6.18.2"), case(kernel="6.18.2", gdrcopy="2.5.1")),
     "toolkit-cve": (case(nvidia_container_toolkit="1.17.8"), case(nvidia_container_toolkit="1.17.7")),
     "dcgm-cuda13": (case(dcgm="4.0"), case(dcgm="3.3.9")),
     "dcgm-cuda": (case(), case(dcgm=DCGM)),
@@ -196,38 +198,6 @@ EXAMPLES: dict[str, tuple[Case, Case]] = {
     "p6e-market": (launch("p6e-gb200.36xlarge", market="capacity-block"), launch("p6e-gb200.36xlarge")),
     "g-market": (launch("g5.8xlarge"), launch("g5.8xlarge", market="capacity-block")),
     "batch-mnp": (launch(platform="batch-mnp"), launch(platform="batch-mnp", market="spot")),
-    "fm-service": (node(services=["nvidia-fabricmanager"]), node(services=["sshd"])),
-    "no-fm": (node("g5.8xlarge", services=["sshd"]), node("g5.8xlarge", services=["nvidia-fabricmanager"])),
-    "nvlsm-module": (node("p6-b200.48xlarge", modules=["ib_umad"]), node("p6-b200.48xlarge", modules=["efa"])),
-    "imex-mig": (node("p6e-gb200.36xlarge", mig=False), node("p6e-gb200.36xlarge", mig=True)),
-    "efa-open-kernel": (
-        node(gpl_symbols_blocked=True),
-        node(gpl_symbols_blocked=True, changes=driver("580.178.04", "proprietary")),
-    ),
-    "efa-ngc": (node(**NGC, efa_flags=["--disable-ngc", "--disable-build-ngc"]), node(**NGC, efa_flags=["--yes"])),
-    "efa-memlock": (node(memlock_gib=0), node(memlock_gib=8)),
-    "efa-count": (node(efa_devices=32), node(efa_devices=31)),
-    "efa-hugepages": (node(huge_pages_2m=5128), node(huge_pages_2m=0)),
-    "node-threads": (node(threads_per_core=2), node(threads_per_core=1)),
-    "gdrcopy-k615": (node(kernel="6.18.2"), node(kernel="6.18.2", changes={"gdrcopy": "2.5.1"})),
-    "lustre-kernel": (
-        node(kernel="6.8.0-1021-aws", lustre_kernels=["6.8.0-1021-aws"], held=["kernel"]),
-        node(kernel="6.8.0-1021-aws", lustre_kernels=["6.8.0-1020-aws"], held=["kernel"]),
-    ),
-    "kernel-hold": (
-        node(boot_kernel_modules=["nvidia", "efa", "lustre", "gdrdrv"]),
-        node(boot_kernel_modules=["nvidia", "efa", "lustre"]),
-    ),
-    "pyxis-slurm": (node(pyxis_slurm="25.11.7", slurm={"slurmd": "25.11.7"}), node(pyxis_slurm="25.05.1", slurm={"slurmd": "25.11.7"})),
-    "slurm-order": (
-        node(slurm={"slurmdbd": "25.11.7", "slurmctld": "25.11.7", "slurmd": "25.05.1"}),
-        node(slurm={"slurmdbd": "25.11.7", "slurmctld": "25.05.1", "slurmd": "25.11.7"}),
-    ),
-    "slurm-autodetect": (
-        node(gres_autodetect="nvidia", slurm={"slurmd": "24.11.5"}),
-        node(gres_autodetect="nvidia", slurm={"slurmd": "24.05.8"}),
-    ),
-    "slurm-jwks": (node(jwks_keys=2, slurm={"slurmd": "24.05.1"}), node(jwks_keys=2, slurm={"slurmd": "23.11.11"})),
     "algo-segv": (env(NCCL_ALGO="Ring"), env(NCCL_ALGO="Ring", changes={"aws_ofi_nccl": "1.19.2"})),
     "no-silent-tcp": (env(NCCL_NET="Libfabric"), env(NCCL_NET="Socket")),
     "socket-ifname": (env(NCCL_SOCKET_IFNAME="ens5"), env(NCCL_SOCKET_IFNAME="eth0")),
@@ -278,6 +248,76 @@ def test_a_rule_without_its_input_has_not_run(name: str) -> None:
     assert bool(answer["says"]) == (answer["verdict"] == "not_run")
 
 
+class Reader(Case):
+    """A case that notes what the rules ask of its launch."""
+
+    asked: set[tuple[str, ...]]
+
+    def launched(self, *path):
+        self.asked.add(path)
+        return super().launched(*path)
+
+
+def asked(rule: str) -> set[tuple[str, ...]]:
+    """What a rule asks of a launch, as paths."""
+    found: set[tuple[str, ...]] = set()
+    for of in EXAMPLES[rule]:
+        reader = copy.copy(of)
+        reader.__class__ = Reader
+        reader.asked = found
+        judge(reader, (RULES[rule].scope,), [name for name in RULES if name != rule])
+    return found
+
+
+def paths(launch: dict) -> set[tuple[str, ...]]:
+    """A launch as the paths that `asked` has."""
+    out = set()
+    for key, value in launch.items():
+        out |= {(key, *rest) for rest in paths(value)} if isinstance(value, dict) else {(key,)}
+    return out
+
+
+def callers() -> list[tuple[str, list[str], set[tuple[str, ...]]]]:
+    """(playbook, scopes, what it says of a launch) of each task that asks the rules. The inventory of EC2 says what begin.yml has."""
+    attached = {"attachment": {"network_card_index": 0, "device_index": 0}, "interface_type": "interface"}
+    instance = {"placement": {"availability_zone": "a"}, "subnet_id": "s", "network_interfaces": [attached]}
+    live = paths(launch_of({**instance, "cpu_options": {"threads_per_core": 2}}))
+    found = []
+    for path in sorted((ROOT / "playbooks").rglob("*.yml")):
+        for task in tasks_in(yaml.safe_load(path.read_text())):
+            module = task.get("muster.fleet.stack_rules", None)
+            if "muster.fleet.stack_rules" in task:
+                scopes = (module or {}).get("scopes", ["stack"])
+                found.append((path.name, scopes, paths((module or {}).get("launch", {})) or live))
+    return found
+
+
+def tasks_in(node: Any) -> list[dict]:
+    """All mappings below a playbook or a list of tasks."""
+    if isinstance(node, list):
+        return [task for each in node for task in tasks_in(each)]
+    if not isinstance(node, dict):
+        return []
+    return [node, *(task for key in ("tasks", "pre_tasks", "block", "rescue", "always") for task in tasks_in(node.get(key)))]
+
+
+# Rules that no playbook can ask yet, each with what will ask it. Whoever connects one takes it out.
+WAITING = {
+    "efa-sg": "security groups of an architecture, issue 22",
+    "nic-publicip": "launches of an architecture, issue 22",
+    "batch-mnp": "compute environments of Batch, issue 22",
+}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_playbook_asks_the_rule_and_knows_its_inputs(name: str) -> None:
+    having = [path for path, scopes, said in callers() if RULES[name].scope in scopes and asked(name) <= said]
+    if name in WAITING:
+        assert not having, f"{having[0]} asks rule {name}: take it out of WAITING"
+    else:
+        assert having, f"no playbook asks rule {name} with {sorted(asked(name))}: connect it, or delete it"
+
+
 @pytest.mark.parametrize(
     ("rule", "kind", "interfaces", "says"),
     [
@@ -311,9 +351,9 @@ def test_the_catalogue_s_own_interfaces_are_let_pass(kind: str) -> None:
         ("efa-bundle", case(efa="1.49.0"), "driver of efa must be 3.1.0 with EFA installer 1.49.0, and is 3.3.1"),
         ("efa-bundle", case(rdma_core="57.0"), "rdma_core must be 65.0 with EFA installer 1.51.0, and is 57.0"),
         ("fm-pkg-name", case(**driver("580.178.04")), "the package of fabricmanager must be nvidia-fabricmanager-580 on ubuntu24.04"),
-        ("efa-count", node("p6e-gb200.36xlarge", efa_devices=5), "there must be 4 or 8 or 16 EFA devices and are 5"),
+        ("efa-open-kernel", case(efa="1.28.0"), "efa must be 1.29.0 or later and is 1.28.0"),
         ("socket-ifname", env(NCCL_SOCKET_IFNAME="=ens5,eth1"), "and names eth1"),
-        ("gdrcopy-k63", case(system="debian12", gdrcopy="2.3.1", node={"kernel": "6.8.0-1021-aws"}), "gdrcopy must be 2.4 or later"),
+        ("gdrcopy-k63", case(system="debian12", gdrcopy="2.3.1", kernel="6.8.0-1021-aws"), "gdrcopy must be 2.4 or later"),
     ],
 )
 def test_what_a_broken_case_is_told(rule: str, of: Case, says: str) -> None:
@@ -327,7 +367,9 @@ def test_what_a_broken_case_is_told(rule: str, of: Case, says: str) -> None:
     [
         ("fm-pkg-name", case(system="ubuntu24.04", **driver("570.172.08"), fabricmanager={**OLD_MANAGER, "sources": UBUNTU_MANAGER})),
         ("fm-pkg-name", case(system="debian13", **driver("580.178.04"))),
-        ("efa-count", node("p6e-gb200.36xlarge", efa_devices=16)),
+        ("nic-count", launch("p6e-gb200.36xlarge", interfaces=catalogue.instance_type("p6e-gb200.36xlarge")["interfaces"][:9])),
+        ("efa-az", launch("g5.48xlarge", interfaces=ONE_CARD, subnets=["subnet-1", "subnet-2"])),
+        ("efa-placement", launch("g5.48xlarge", interfaces=ONE_CARD, placement_group="")),
         ("nic-count", launch("g5.48xlarge", interfaces=ONE_CARD)),
         ("no-silent-tcp", env(NCCL_DEBUG="INFO")),
         ("efa-az", launch(placement_group=None)),

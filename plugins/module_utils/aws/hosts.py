@@ -9,7 +9,7 @@ import datetime
 import re
 
 from ansible_collections.muster.fleet.plugins.module_utils.aws.instances import Ec2Error
-from ansible_collections.muster.fleet.plugins.module_utils.hardware.catalogue import CatalogueError, instance_type, nccl_expectation
+from ansible_collections.muster.fleet.plugins.module_utils.hardware.catalogue import CatalogueError, instance_type
 
 ROLE_TAG = "muster:role"
 ROLES = ("controller", "login", "compute", "storage", "monitoring")
@@ -206,16 +206,26 @@ def known_type(name):
         return None
 
 
-def type_variables(name, count):
-    """The variable muster_instance: a type's values in the catalogue, and the busbw that `count` instances must reach; or None."""
-    have = known_type(name)
-    if not have:
-        return None
-    out = {key: have[key] for key in ("gpus", "gpu_model", "gpu_memory_gib", "efa_cards", "efa_gbps")}
-    out["type"] = name
-    expected = nccl_expectation(name, count, "all_reduce", 16 << 30)
-    out["busbw"] = expected["floor"] if expected else None
-    return out
+def launch_of(instance):
+    """The variable muster_launch: how a live instance was requested, as the stack rules take it (rules_launch.py)."""
+    interfaces = [
+        {
+            "card": each.get("attachment", {}).get("network_card_index", 0),
+            "device": each.get("attachment", {}).get("device_index", 0),
+            "type": each.get("interface_type", "interface"),
+        }
+        for each in instance.get("network_interfaces", ())
+    ]
+    out = {
+        "market": instance.get("instance_lifecycle", "on-demand"),
+        "availability_zones": [instance["placement"]["availability_zone"]],
+        "subnets": [instance["subnet_id"]] if instance.get("subnet_id") else [],
+        "placement_group": instance["placement"].get("group_name", ""),
+        "interfaces": sorted(interfaces, key=lambda each: (each["card"], each["device"])),
+        "threads_per_core": instance.get("cpu_options", {}).get("threads_per_core"),
+    }
+    # A stopped or older instance lacks some; without its interfaces nothing is known of them.
+    return {key: value for key, value in out.items() if value or key == "placement_group"}
 
 
 def type_groups(kind, accelerator, efa):

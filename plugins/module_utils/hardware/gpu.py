@@ -133,6 +133,10 @@ def faults(found, have=None):
         if down:
             message = "Expected %d NVLinks up on each GPU and found %d (%s); look for XID 74 and SXid in the kernel's log."
             out.append(message % (have["nvlinks"], down[0]["nvlinks"], some(down)))
+        split = [gpu for gpu in gpus if gpu["mig"] == "Enabled"]
+        if split and have["nvlink_domain"] > have["gpus"]:
+            message = "Expected MIG off on %s, whose NVLink joins several hosts, and found it on (%s); run nvidia-smi -mig 0."
+            out.append(message % (have["name"], some(split)))
         # Ampere reports N/A also while its fabric manager works.
         if have["nvlinks"] and have["gpu_arch"] in ("hopper", "blackwell"):
             remedy = "nvidia-fabricmanager" if have["nvswitch"] else "nvidia-imex"

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from ansible_collections.muster.fleet.plugins.module_utils.basics import version_key
 
-SCOPES = ("stack", "launch", "node", "env")
+SCOPES = ("stack", "launch", "env")
 GPU_ARCHITECTURES = ("volta", "turing", "ampere", "ada", "hopper", "blackwell", "rubin")
 # Components that work with the hardware, so a container has those of its host.
 OF_THE_HOST = ("nvidia_driver", "fabricmanager", "nscq", "imex", "nvlsm")
@@ -63,15 +63,15 @@ def rule(name, scope, *, reason, source, warn=False):
 
 
 class Case:
-    """The inputs: a stack, an instance type of the catalogue, a system, a launch, a node, an environment. Each may be missing.
+    """The inputs: a stack, an instance type of the catalogue, a system, its kernel, a launch, an environment. Each may be missing.
 
     With `container` the stack is that of a container image, which has the driver of its host.
     """
 
-    def __init__(self, stack=None, instance_type=None, *, system="", launch=None, node=None, env=None, nodes=0, container=False):
+    def __init__(self, stack=None, instance_type=None, *, system="", kernel="", launch=None, env=None, nodes=0, container=False):
         self.container = container
         self.stack, self.instance_type, self._system = stack or {}, instance_type, system
-        self.launch, self.node, self.environment, self._nodes = launch or {}, node or {}, env, nodes
+        self._kernel, self.launch, self.environment, self._nodes = kernel, launch or {}, env, nodes
 
     # What may be missing.
 
@@ -89,7 +89,7 @@ class Case:
     @property
     def kernel(self):
         """The node's kernel; before a node exists, the oldest that its system boots with."""
-        kernel = self.node.get("kernel") or KERNELS.get(self.system)
+        kernel = self._kernel or KERNELS.get(self.system)
         if not kernel:
             raise Missing("nothing says the kernel of %s" % self.system)
         return kernel
@@ -107,10 +107,12 @@ class Case:
         return self.environment
 
     def launched(self, *path):
-        return _at(self.launch, path, "the launch does not say its %s")
-
-    def found(self, *path):
-        return _at(self.node, path, "nothing says the node's %s")
+        place = self.launch
+        for key in path:
+            if not isinstance(place, dict) or place.get(key) is None:
+                raise Missing("the launch does not say its %s" % " ".join(path).replace("_", " "))
+            place = place[key]
+        return place
 
     def has(self, name):
         """Whether the stack has a component."""
@@ -185,14 +187,6 @@ class Case:
                 **{name: "= " + self.version(other)},
             )
         return ""
-
-
-def _at(place, path, text):
-    for key in path:
-        if not isinstance(place, dict) or place.get(key) is None:
-            raise Missing(text % " ".join(path).replace("_", " "))
-        place = place[key]
-    return place
 
 
 def broken_unless(holds, text, **works):

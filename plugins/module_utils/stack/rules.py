@@ -6,11 +6,11 @@
 from __future__ import annotations
 
 from ansible_collections.muster.fleet.plugins.module_utils.basics import closest
-from ansible_collections.muster.fleet.plugins.module_utils.stack import rules_env, rules_launch, rules_node, rules_stack
+from ansible_collections.muster.fleet.plugins.module_utils.stack import rules_env, rules_launch, rules_stack
 from ansible_collections.muster.fleet.plugins.module_utils.stack.rule_case import RULES, SCOPES, Case, Missing
 
 # Each of them registers its rules.
-PARTS = (rules_stack, rules_launch, rules_node, rules_env)
+PARTS = (rules_stack, rules_launch, rules_env)
 WORST_FIRST = ("refused", "warned", "not_run", "passed", "not_applicable")
 
 

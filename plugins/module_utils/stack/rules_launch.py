@@ -1,7 +1,7 @@
 # Copyright: the Muster developers
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Rules of scope launch: how instances are requested. A launch is a mapping:
+"""Rules of scope launch: how instances are requested, or were: the inventory of EC2 says of live ones what it knows. A launch is a mapping:
 
 market, platform ("ec2"|"batch-mnp"), managed, availability_zones [name], subnets [id], placement_group, public_ip
 interfaces [{card, device, type}], security_group {from_self, to_self}, ami {boot_mode, arch, system}, threads_per_core
@@ -16,9 +16,16 @@ INTERFACES = ("interface", "efa", "efa-only")
 GRACE_SYSTEMS = ("amzn2023", "ubuntu22.04", "ubuntu24.04", "rocky9")
 
 
+def _over_efa(case):
+    """Whether instances send over EFA. Types without GPUDirect RDMA are used without an EFA interface, too."""
+    if not case.type("efa"):
+        return False
+    return case.type("gpudirect_rdma") or "interfaces" not in case.launch or bool(_efas(case))
+
+
 @rule("efa-sg", "launch", reason="EFA traffic is not IP; only a rule that names the group itself lets it through", source="EFA user guide")
 def efa_sg(case):
-    if not case.type("efa"):
+    if not _over_efa(case):
         return None
     both = case.launched("security_group", "from_self") and case.launched("security_group", "to_self")
     return broken_unless(both, "the security group must allow all traffic from itself and to itself")
@@ -31,7 +38,7 @@ def efa_sg(case):
     source="EFA user guide; aws-parallelcluster 3.16",
 )
 def efa_az(case):
-    if not case.type("efa"):
+    if not _over_efa(case):
         return None
     right = len(case.launched("availability_zones")) == 1 and len(case.launched("subnets")) == 1
     return broken_unless(right, "all nodes must be in one availability zone and one subnet")
@@ -45,7 +52,7 @@ def efa_az(case):
     source="EFA user guide; aws-parallelcluster 3.16",
 )
 def efa_placement(case):
-    if not case.type("efa") or case.launched("market") == "capacity-block":
+    if not _over_efa(case) or case.launched("market") == "capacity-block":
         return None
     return broken_unless(case.launch.get("placement_group"), "the launch should name a cluster placement group")
 
@@ -94,11 +101,8 @@ def nic_type(case):
 
 @rule("nic-count", "launch", reason="a rail that is missing slows every collective", source="EFA user guide, accelerated types; catalogue")
 def nic_count(case):
-    if not case.type("efa"):
-        return None
     found, right = len(_efas(case)), case.type("efa_counts")
-    # Types without GPUDirect RDMA are used alone, too.
-    if not found and not case.type("gpudirect_rdma"):
+    if not _over_efa(case):
         return None
     said = "the launch must have %s EFA interfaces and has %d" % (" or ".join(str(each) for each in right), found)
     return broken_unless(found in right, said)

@@ -16,6 +16,7 @@ RPM = ("amzn2023", "rhel9", "rocky9")
 ENDED = (535, 550, 560, 570, 575, 590, 610)
 OPEN_ONLY = 620
 P5 = ("p5", "p5e", "p5en")
+NGC_FLAGS = ("--disable-ngc", "--disable-build-ngc")
 # What each EFA installer brings, as far as its changelog says it.
 _BUNDLE = ("driver", "libfabric", "rdma_core", "aws_ofi_nccl", "openmpi")
 BUNDLES = {
@@ -295,6 +296,20 @@ def efa_580(case):
     return case.at_least(("efa", "1.43.3"))
 
 
+@rule(
+    "efa-open-kernel",
+    "stack",
+    reason="kernels since September 2023 keep what EFA needs of the driver from closed modules",
+    source="aws-parallelcluster#6015; EFA installer changelog, 1.29.0",
+)
+def efa_open_kernel(case):
+    if not (case.nvidia and case.type("gpudirect_rdma") and "efa" in case.stack):
+        return None
+    if case.kernel_modules != "open":
+        return broken_unless(False, "kernel_modules of nvidia_driver must be open")
+    return case.at_least(("efa", "1.29.0"))
+
+
 @rule("efa-p5en", "stack", reason="its EFA has the device id 0xefa3", source="EFA driver release notes, 2.12.0")
 def efa_p5en(case):
     return case.at_least(("efa", "1.35.0")) if case.type("family") == "p5en" else None
@@ -330,6 +345,22 @@ efa_deb11 = _efa_system("efa-deb11", "debian11", "<=", "1.50.0")
 efa_deb10 = _efa_system("efa-deb10", "debian10", "<=", "1.39.0")
 efa_u2404 = _efa_system("efa-u2404", "ubuntu24.04", ">=", "1.33.0")
 efa_rhel10 = _efa_system("efa-rhel10", "rhel10", ">=", "1.48.0")
+
+
+@rule(
+    "efa-ngc",
+    "stack",
+    warn=True,
+    reason="in a container of NGC's the installer would leave its libraries out",
+    source="awsome-distributed-ai#1153; EFA installer changelog, 1.48.0",
+)
+def efa_ngc(case):
+    if "efa" not in case.stack or case.at_least(("efa", "1.48.0")):
+        return None
+    if "container_flags" not in case.stack["efa"]:
+        raise Missing("the stack names no container_flags of efa")
+    lacking = [flag for flag in NGC_FLAGS if flag not in case.stack["efa"]["container_flags"]]
+    return broken_unless(not lacking, "container_flags of efa should have %s" % " and ".join(lacking))
 
 
 def _bundled(case):
@@ -518,6 +549,13 @@ def gdrcopy_k63(case):
     if not case.nvidia or "gdrcopy" not in case.stack:
         return None
     return case.at_least(("gdrcopy", "2.4")) if version_key(case.kernel) >= version_key("6.3") else None
+
+
+@rule("gdrcopy-k615", "stack", reason="earlier ones do not compile for kernel 6.15 and later", source="gdrcopy release notes, 2.5.2")
+def gdrcopy_k615(case):
+    if not case.nvidia or "gdrcopy" not in case.stack:
+        return None
+    return case.at_least(("gdrcopy", "2.5.2")) if version_key(case.kernel) >= version_key("6.15") else None
 
 
 # --- the rest
