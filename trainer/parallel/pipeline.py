@@ -24,23 +24,24 @@ class Action:
 
 
 def schedule(rank: int, ranks: int, chunks: int, micro_batches: int) -> Iterator[Action]:
-    """A rank's actions in order: 1F1B with one chunk, interleaved with more, whose micro-batches go in groups of `ranks`."""
+    """A rank's actions in order: 1F1B with one chunk, interleaved with more, whose micro-batches go in groups of `ranks`.
+
+    A last group that is not full is scheduled as a full one without the work on its missing micro-batches.
+    """
 
     def action(forward: bool, number: int) -> Action:
         turn, place = divmod(number, ranks)
         round_, chunk = divmod(turn, chunks)
         return Action(forward, chunk if forward else chunks - 1 - chunk, round_ * ranks + place)
 
-    total = micro_batches * chunks
+    total = -(-micro_batches // ranks) * ranks * chunks
     ahead = ranks - rank - 1 if chunks == 1 else 2 * (ranks - rank - 1) + (chunks - 1) * ranks
     ahead = min(total, ahead)
-    for number in range(ahead):
-        yield action(True, number)
+    order = [(True, number) for number in range(ahead)]
     for number in range(ahead, total):
-        yield action(True, number)
-        yield action(False, number - ahead)
-    for number in range(total - ahead, total):
-        yield action(False, number)
+        order += [(True, number), (False, number - ahead)]
+    order += [(False, number) for number in range(total - ahead, total)]
+    yield from (made for way, number in order if (made := action(way, number)).micro_batch < micro_batches)
 
 
 @dataclass

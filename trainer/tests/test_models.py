@@ -137,7 +137,10 @@ def test_blocks_of_the_stages() -> None:
     assert Layout(pipeline=2, chunks=2).stages(6) == [range(0, 2), range(2, 4), range(4, 5), range(5, 6)]
 
 
-@pytest.mark.parametrize(("ranks", "chunks", "micro_batches"), [(2, 1, 2), (4, 1, 7), (2, 2, 4), (4, 2, 8), (4, 3, 12), (3, 2, 3)])
+@pytest.mark.parametrize(
+    ("ranks", "chunks", "micro_batches"),
+    [(2, 1, 2), (4, 1, 7), (2, 2, 4), (4, 2, 8), (4, 3, 12), (3, 2, 3), (2, 2, 1), (2, 2, 3), (4, 2, 6)],
+)
 def test_a_schedule_waits_for_nothing_that_never_comes(ranks: int, chunks: int, micro_batches: int) -> None:
     """Every rank does all its work, no rank waits for ever, and 1F1B keeps at most as many micro-batches as stages follow."""
     pytest.importorskip("torch", reason=NO_TORCH)
