@@ -66,7 +66,7 @@ class Streamed:
         self._open(None)
 
     def _open(self, state: dict[str, Any] | None) -> None:
-        self.dataset = self.shard()
+        self.dataset, self.loaded = self.shard(), state
         if state is not None:
             self.dataset.load_state_dict(state)
         self.records = iter(self.dataset)
@@ -75,7 +75,7 @@ class Streamed:
         documents: list[Parts] = []
         with hub_errors(f"data set {self.name}", "use --dataset_path"):
             while len(documents) < count:
-                record = next(self.records, None)
+                record, self.loaded = next(self.records, None), None
                 if record is not None:
                     documents.append(self.parts(record))
                     self.given += 1
@@ -87,7 +87,8 @@ class Streamed:
         return documents
 
     def cursor(self) -> Any:
-        return {"passes": self.passes, "given": self.given, "state": self.dataset.state_dict()}
+        # A set that has not read since it loaded a state still tells its initial one.
+        return {"passes": self.passes, "given": self.given, "state": self.loaded or self.dataset.state_dict()}
 
     def seek(self, cursor: Any) -> None:
         self.passes, self.given = cursor["passes"], cursor["given"]

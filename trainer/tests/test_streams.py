@@ -3,6 +3,7 @@
 """Streamed text through the real `datasets`: every document once, the same order on any number of ranks, and exact restarts."""
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from trainer.data import streams
 from trainer.data.documents import reader_of
 from trainer.data.loader import Loader, open_source
 from trainer.data.tokenizer import TOKENIZERS, Bytes, open_tokenizer
+from trainer.data.tokens import prepare
 from trainer.loss import IGNORED
 
 FILES, DOCUMENTS, CONTEXT = 8, 90, 64
@@ -117,6 +119,51 @@ def test_a_restart_skips_and_repeats_nothing(hub: Hub, before: int, after: int, 
         found.append(Loader(source, rank, after, 16 // after, first=7 * 16, states=mine))
     rest = torch.cat([torch.stack([loader.next()[0] for loader in found], 1).flatten(0, 1) for _ in range(5)])
     assert torch.equal(rest, whole[7 * 16 :])
+
+
+def make_source(kind: str, folder: Path) -> TrainConfig:
+    """The settings of data of each kind that the trainer reads."""
+    import datasets
+
+    if kind in ("hub", "synthetic"):
+        return config(dataset="synthetic") if kind == "synthetic" else config()
+    texts = {"text": [text_of(9, index) for index in range(60)]}
+    for part in range(3):
+        own = datasets.Dataset.from_dict({"text": texts["text"][part::3]})
+        if kind in ("json", "csv", "parquet"):
+            getattr(own, f"to_{kind}")(folder / f"part-{part}.{kind}")
+        elif kind == "text":
+            folder.mkdir(exist_ok=True)
+            (folder / f"part-{part}.txt").write_text("\n".join(own["text"]))
+    if kind == "saved":
+        datasets.Dataset.from_dict(texts).save_to_disk(str(folder))
+    elif kind == "prompts":
+        instructions(folder)
+    elif kind == "tokens":
+        prepare(folder, 20_000, 1, 256)
+    return config(dataset_path=str(folder))
+
+
+@pytest.mark.parametrize("kind", ["hub", "json", "csv", "parquet", "text", "saved", "prompts", "tokens", "synthetic"])
+def test_a_chain_of_restarts_reads_what_one_run_reads(hub: Hub, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five restarts, each after a random number of steps on another number of ranks. Some come before any stream has read again."""
+    monkeypatch.setattr(streams, "DOCUMENTS", 5)
+    draw, settings, batch = random.Random(kind), make_source(kind, tmp_path), 12
+    whole = Loader(open_source(settings, 256, CONTEXT), 0, 1, batch)
+    states: dict[str, str] = {}
+    first = 0
+    for _ in range(6):
+        ranks, steps = draw.choice([1, 2, 3, 4, 6]), draw.choice([1, 1, 2, 3, 5])
+        loaders = []
+        for rank in range(ranks):
+            source = open_source(settings, 256, CONTEXT)
+            mine = {key: states[key] for key in source.keys(rank, ranks) if key in states} if states else {}
+            loaders.append(Loader(source, rank, ranks, batch // ranks, first=first, states=mine))
+        for _ in range(steps):
+            for part, expected in zip(zip(*[loader.next() for loader in loaders], strict=True), whole.next(), strict=True):
+                assert expected is None or torch.equal(torch.stack(part, 1).flatten(0, 1), expected), f"{kind}: sample {first}"
+            first += batch
+        states = {key: state for loader in loaders for key, state in loader.state().items()}
 
 
 def test_where_the_number_of_ranks_divides_the_streams_each_file_is_read_by_one_rank(hub: Hub) -> None:

@@ -178,10 +178,10 @@ def note(record: dict[str, float], step: int) -> None:
 def test_an_interleaved_pipeline_validates_as_one_rank_does(tmp_path: Path, tokens: Path) -> None:
     """The 3 samples of a validation batch are 3 micro-batches there, which 2 stages do not divide."""
     found = []
-    for ranks, more in ((1, ["8"]), (2, ["1", "--pipeline_parallel_degree", "2", "--gradient_accumulation_steps", "8"])):
-        more += ["--pipeline_schedule", "interleaved"] if ranks == 2 else []
-        more = ["--train_batch_size", *more, "--validation_freq", "1", "--validation_batches", "2", "--val_batch_size", "3"]
-        job = train(ranks, tmp_path / str(ranks), tokens, 2, "--num_layers", "4", *more)
+    pipeline = ["--pipeline_parallel_degree", "2", "--gradient_accumulation_steps", "8", "--pipeline_schedule", "interleaved"]
+    asked = ["--num_layers", "4", "--validation_freq", "1", "--validation_batches", "2", "--val_batch_size", "3", "--train_batch_size"]
+    for ranks, more in ((1, ["8"]), (2, ["1", *pipeline])):
+        job = train(ranks, tmp_path / str(ranks), tokens, 2, *asked, *more)
         assert job.end() == [0] * ranks, job.output() + job.output(ranks - 1)
         found.append([record["validation_loss"] for record in records(tmp_path / str(ranks)) if "validation_loss" in record])
     assert len(found[0]) == 2
