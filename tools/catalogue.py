@@ -48,10 +48,12 @@ OTHERS = """
 | Types | Accelerator | Why |
 | --- | --- | --- |
 """
+# What docs/catalogue.md shows of a type and nothing else reads.
+PAGE_ONLY = ("cpu",)
 POINTS = """
 ## Published bus bandwidth
 
-`nccl_expectation` compares with these points, in 1e9 bytes a second.
+`muster.fleet.nccl_results` compares with these points, in 1e9 bytes a second.
 
 | Type | Nodes | Collective | Size | busbw | Source | Date | Stack |
 | --- | ---: | --- | ---: | ---: | --- | --- | --- |
@@ -90,8 +92,6 @@ def from_api(answer: dict[str, Any]) -> dict[str, Any]:
         "nvme": {"count": disks.get("Count", 0), "size_gb": disks.get("SizeInGB", 0)},
         "boot_modes": sorted(answer["SupportedBootModes"]),
         "markets": sorted(answer["SupportedUsageClasses"]),
-        "ebs_gbps": plain(answer["EbsInfo"].get("EbsOptimizedInfo", {}).get("MaximumBandwidthInMbps", 0) / 1000),
-        "bare_metal": answer["BareMetal"],
     }
 
 
@@ -183,8 +183,6 @@ def one(name: str, row: dict[str, Any], kept: dict[str, Any]) -> dict[str, Any]:
         "nvme": row["nvme"],
         "boot_mode": "both" if len(modes) > 1 else modes[0],
         "markets": row["markets"],
-        "ebs_gbps": row["ebs_gbps"],
-        "bare_metal": row["bare_metal"],
         "topology_layers": hand["topology_layers"],
         "full_speed_bytes": hand["full_speed_bytes"],
     }
@@ -203,6 +201,7 @@ def runs(numbers: list[int]) -> list[list[int]]:
 
 def python(types: dict[str, Any], kept: dict[str, Any]) -> str:
     others = {name: [each["accelerator"], each["why"]] for each in kept["unsupported"] for name in each["types"]}
+    types = {name: {key: value for key, value in each.items() if key not in PAGE_ONLY} for name, each in types.items()}
     text = f"{HEAD}TYPES = {types!r}\nACCELERATORS = {kept['accelerators']!r}\nBUSBW = {kept['busbw']!r}\nUNSUPPORTED = {others!r}\n"
     ruff = [sys.executable, "-m", "ruff", "format", "--quiet", "--stdin-filename", "catalogue_data.py", "-"]
     return subprocess.run(ruff, input=text, capture_output=True, text=True, check=True, cwd=ROOT).stdout

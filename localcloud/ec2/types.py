@@ -34,16 +34,17 @@ def described(have: dict[str, Any]) -> dict[str, Any]:
     ]
     device = {"Count": have["gpus"], "Name": have["gpu_model"], "MemoryInfo": {"SizeInMiB": have["gpu_memory_mib"]}}
     total = have["gpus"] * have["gpu_memory_mib"]
+    disks = have["nvme"]
     out = {
         "InstanceType": have["name"],
         "CurrentGeneration": True,
-        "BareMetal": have["bare_metal"],
+        "BareMetal": have["name"].endswith(".metal"),
         "Hypervisor": "nitro",
         "SupportedUsageClasses": list(have["markets"]),
         "SupportedRootDeviceTypes": ["ebs"],
         "SupportedVirtualizationTypes": ["hvm"],
         "SupportedBootModes": ["legacy-bios", "uefi"] if have["boot_mode"] == "both" else [have["boot_mode"]],
-        "ProcessorInfo": {"SupportedArchitectures": [have["arch"]], "Manufacturer": have["cpu"]},
+        "ProcessorInfo": {"SupportedArchitectures": [have["arch"]]},
         "VCpuInfo": {
             "DefaultVCpus": have["vcpus"],
             "DefaultCores": have["cores"],
@@ -59,10 +60,10 @@ def described(have: dict[str, Any]) -> dict[str, Any]:
             "EfaInfo": {"MaximumEfaInterfaces": sum(card["efa"] for card in have["network_cards"])},
             "EnaSupport": "required",
         },
-        "InstanceStorageSupported": have["nvme_total_gb"] > 0,
+        "InstanceStorageSupported": disks["count"] > 0,
         "InstanceStorageInfo": {
-            "TotalSizeInGB": have["nvme_total_gb"],
-            "Disks": [{"Count": have["nvme"]["count"], "SizeInGB": have["nvme"]["size_gb"], "Type": "ssd"}],
+            "TotalSizeInGB": disks["count"] * disks["size_gb"],
+            "Disks": [{"Count": disks["count"], "SizeInGB": disks["size_gb"], "Type": "ssd"}],
         },
     }
     if have["accelerator"] == "nvidia":

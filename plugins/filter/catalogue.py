@@ -29,5 +29,4 @@ class FilterModule:
             "ec2_interfaces": clear(logic.ec2_interfaces),
             "k8s_resources": clear(logic.k8s_resources),
             "batch_resources": clear(logic.batch_resources),
-            "nccl_expectation": clear(logic.nccl_expectation),
         }

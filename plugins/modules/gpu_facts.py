@@ -40,7 +40,7 @@ ansible_facts:
   type: dict
 gpu:
   description:
-    - C(count), C(on_bus), C(driver), C(cuda), C(models).
+    - C(count), C(on_bus), C(bus_devices), C(driver), C(cuda), C(models).
     - For each of C(gpus) its name, model, memory, NVLinks that are up, MIG, ECC, row remapping and the state of the NVLink fabric.
     - C(rehearsed) names the stand-ins that were read instead of hardware; it is empty on a real host.
   returned: success

@@ -50,7 +50,6 @@ def from_answer(answer: dict) -> dict:
     ]
     return {
         "arch": answer["ProcessorInfo"]["SupportedArchitectures"],
-        "cpu": answer["ProcessorInfo"]["Manufacturer"],
         "vcpus": answer["VCpuInfo"]["DefaultVCpus"],
         "cores": answer["VCpuInfo"]["DefaultCores"],
         "threads_per_core": answer["VCpuInfo"]["DefaultThreadsPerCore"],
@@ -66,15 +65,13 @@ def from_answer(answer: dict) -> dict:
         "nvme": [(disk["Count"], disk["SizeInGB"]) for disk in (answer.get("InstanceStorageInfo") or {}).get("Disks", [])],
         "boot_modes": set(answer["SupportedBootModes"]),
         "markets": set(answer["SupportedUsageClasses"]),
-        "ebs_gbps": answer["EbsInfo"]["EbsOptimizedInfo"]["MaximumBandwidthInMbps"] / 1000,
-        "bare_metal": answer["BareMetal"],
     }
 
 
 def from_catalogue(name: str) -> dict:
     have = catalogue.instance_type(name)
-    plain = {field: have[field] for field in ("cpu", "vcpus", "cores", "threads_per_core", "memory_mib", "gpus", "neuron_cores")}
-    plain |= {field: have[field] for field in ("gpu_memory_mib", "wire_gbps", "efa_cards", "ebs_gbps", "bare_metal")}
+    plain = {field: have[field] for field in ("vcpus", "cores", "threads_per_core", "memory_mib", "gpus", "neuron_cores")}
+    plain |= {field: have[field] for field in ("gpu_memory_mib", "wire_gbps", "efa_cards")}
     modes = {"both": {"legacy-bios", "uefi"}}.get(have["boot_mode"], {have["boot_mode"]})
     return plain | {
         "arch": [have["arch"]],
@@ -125,12 +122,7 @@ def test_a_type_without_support_is_refused_with_the_reason(name, why):
 
 def test_facts_of_types_that_the_answer_lacks():
     gb200, p3 = catalogue.instance_type("p6e-gb200.36xlarge"), catalogue.instance_type("p3.16xlarge")
-    assert (gb200["nvme"], gb200["nvme_total_gb"], gb200["ebs_gbps"], gb200["efa_counts"]) == (
-        {"count": 3, "size_gb": 7500},
-        22500,
-        60,
-        [4, 8, 16],
-    )
+    assert (gb200["nvme"], gb200["efa_counts"]) == ({"count": 3, "size_gb": 7500}, [4, 8, 16])
     assert (p3["gpus"], p3["gpu_memory_gib"], p3["efa"], p3["boot_mode"], p3["nvlink"]) == (8, 16, 0, "legacy-bios", 300)
 
 
@@ -388,7 +380,6 @@ def test_an_unknown_type_names_the_nearest(name, says):
         "ec2_interfaces": ("subnet-1", ["sg-1"]),
         "k8s_resources": (),
         "batch_resources": (2,),
-        "nccl_expectation": (2, "all_reduce", GIB),
     }
     for question, more in questions.items():
         with pytest.raises(AnsibleFilterError) as error:
@@ -408,10 +399,6 @@ def test_an_unknown_type_names_the_nearest(name, says):
         (
             lambda filters: filters["ec2_interfaces"]("p5.48xlarge", "subnet-1", [], "all"),
             "'all' is not a layout of interfaces; use efa-only, efa or ena.",
-        ),
-        (
-            lambda filters: filters["nccl_expectation"]("p5.48xlarge", 2, "all_reduce", "16G"),
-            "'16G' is not a message size; give it in bytes.",
         ),
     ],
 )

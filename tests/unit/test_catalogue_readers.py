@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
 """Every value that derives from the catalogue has a reader in what provisions, checks or runs jobs, or stands in a short list here.
+Every module has a caller.
 
 A value that nothing reads does nothing for a user who has nodes of the type. What only imitates a machine (the rehearsal, the local
 cloud) and what only prints the catalogue does not count.
@@ -27,16 +28,20 @@ READERS = {
     "vcpus": UTILS + "jobs/fleet.py",
     "cores": HARDWARE + "catalogue.py",
     "sockets": HARDWARE + "catalogue.py",
-    "threads_per_core": RULES + "node.py",
+    "threads_per_core": RULES + "launch.py",
     "memory_mib": HARDWARE + "catalogue.py",
     "markets": UTILS + "aws/hosts.py",
     "boot_mode": RULES + "launch.py",
+    "nvme": "roles/local_nvme/defaults/main.yml",
     "wire_gbps": HARDWARE + "catalogue.py",
     "topology_layers": "plugins/plugin_utils/ec2_api.py",
     "accelerator": UTILS + "jobs/fleet.py",
     "gpu_model": HARDWARE + "gpu.py",
     "gpu_arch": HARDWARE + "nvidia_driver.py",
+    "compute_capability": RULES + "stack.py",
+    "gpu_pci": HARDWARE + "gpu.py",
     "gpus": UTILS + "jobs/fleet.py",
+    "neuron_cores": HARDWARE + "catalogue.py",  # batch_resources
     "gpu_memory_mib": HARDWARE + "gpu.py",
     "gpu_memory_gib": UTILS + "jobs/fleet.py",
     "nvlink": HARDWARE + "catalogue.py",
@@ -57,19 +62,9 @@ READERS = {
     "peak_flops": "tools/catalogue.py",  # which writes trainer/devices.json, from which the trainer computes its MFU
 }
 # Read by nothing yet, each with what will read it. Whoever connects one moves it to READERS.
-UNREAD = {
-    "neuron_cores": "batch_resources, issue 22",
-    "cpu": "describes the type to the local cloud",
-    "bare_metal": "describes the type to the local cloud",
-    "ebs_gbps": "volumes of an architecture, issue 22",
-    "nvme": "volumes of an architecture, issue 22",
-    "nvme_total_gb": "volumes of an architecture, issue 22",
-    "compute_capability": "the rehearsal's nvidia-smi",
-    "gpu_pci": "the rehearsal's PCI bus",
-}
+UNREAD = {}
 FILTERS = {
     "instance_type": "roles/neuron/defaults/main.yml",
-    "nccl_expectation": UTILS + "health/nccl_bounds.py",
 }
 UNREAD_FILTERS = {
     "ec2_interfaces": "launches of an architecture, issue 22",
@@ -78,6 +73,10 @@ UNREAD_FILTERS = {
 }
 # These lead into the catalogue and read nothing of their own: the definitions, and what imitates a machine.
 NOT_READERS = (HARDWARE + "catalogue_data.py", UTILS + "containers/rehearsal.py", UTILS + "containers/stand_in.py", "plugins/filter/")
+
+
+# Modules that no playbook or role calls, each with the page that shows how a user does.
+FOR_USERS = {"ami_lifecycle": "docs/images.md", "report": "docs/usage.md"}
 
 
 def reads(field: str, text: str) -> bool:
@@ -121,3 +120,20 @@ def test_what_is_read_by_now_leaves_the_list(field: str) -> None:
                 continue
             found = re.search(used, path.read_text()) if used else reads(field, path.read_text())
             assert not found, f"{name} reads {field}: move it from UNREAD to READERS"
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in (ROOT / "plugins/modules").glob("[a-z]*.py")))
+def test_somebody_calls_the_module(name: str) -> None:
+    called = re.compile(rf"muster\.fleet\.{name}\b")
+    callers = [
+        str(path)
+        for folder in ("playbooks", "roles", "packer")
+        for path in (ROOT / folder).rglob("*.yml")
+        if called.search(path.read_text())
+    ]
+    callers = [path for path in callers if "/molecule/" not in path]
+    if name in FOR_USERS:
+        assert not callers, f"{callers[0]} calls {name}: take it out of FOR_USERS"
+        assert called.search((ROOT / FOR_USERS[name]).read_text())
+    else:
+        assert callers, f"nothing calls module {name}: connect it, or delete it"

@@ -145,6 +145,12 @@ def test_what_is_wrong_is_one_sentence(asked, says):
     assert faults(**asked) == [says]
 
 
+def test_without_a_driver_the_bus_tells_another_gpu():
+    said = "Expected 8 x A100 of p4d.24xlarge on the PCI bus and found the device 10de:2330; correct the instance type."
+    assert faults("p4d.24xlarge", 8)[0] == said
+    assert len(faults("p5.48xlarge", 8)) == 1
+
+
 def test_an_output_that_is_none():
     with pytest.raises(gpu.GpuError, match="nvidia-smi -q -x printed no XML"):
         gpu.parse_smi("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.")

@@ -180,3 +180,26 @@ def test_the_remedy_of_a_missing_plugin_names_the_role_that_installed_it(from_so
     assert [*found][: len(first)] == first and [*found][len(first)] == "libraries"
     assert NATIVE.from_string(found["found"]["needs"]).render(known) == first[:-1]
     assert JINJA.from_string(found["found"]["remedy"]).render(known).startswith(remedy)
+
+
+@pytest.mark.parametrize(("disks", "status"), [(8, "passed"), (7, "failed"), (0, "failed")])
+def test_a_node_that_lacks_a_disk_of_its_type_is_named(tmp_path: Path, monkeypatch, disks: int, status: str) -> None:
+    [check] = [each for each in found_in(tasks_of("local_nvme", "verify_node")) if each.get("check") == "disks"]
+    model = "Amazon EC2 NVMe Instance Storage"
+    (tmp_path / "lsblk").write_text("#!/bin/sh\necho Amazon Elastic Block Store\n" + f"echo '{model}'\n" * disks)
+    (tmp_path / "lsblk").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    made = {**check, "argv": [*check["argv"][:-1], model], "equals": "8", "not_run": ""}
+    assert run_check(made, "local_nvme", "node")["status"] == status
+
+
+@pytest.mark.parametrize(("pages", "status"), [("5128", "passed"), ("0", "failed")])
+def test_a_node_without_huge_pages_is_named(tmp_path: Path, pages: str, status: str) -> None:
+    [check] = [each for each in found_in(tasks_of("efa", "verify_node")) if each.get("check") == "huge_pages"]
+    (tmp_path / "nr_hugepages").write_text(pages + "\n")
+    made = {**check, "argv": ["cat", str(tmp_path / "nr_hugepages")], "not_run": ""}
+    assert run_check(made, "efa", "node")["status"] == status
+
+
+def tasks_of(role: str, name: str) -> Any:
+    return yaml.safe_load((ROLES / role / "tasks" / f"{name}.yml").read_text())

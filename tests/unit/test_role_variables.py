@@ -60,8 +60,8 @@ def of(role: str, asked: str, **known: Any) -> Any:
 
 def check(role: str, phase: str, name: str) -> dict[str, Any]:
     """Read a check from the role's file."""
-    [task] = [each for each in read(role, f"tasks/{phase}.yml") if "muster.fleet.check" in each]
-    [found] = [each for each in task["muster.fleet.check"]["checks"] if each["check"] == name]
+    tasks = [each for each in read(role, f"tasks/{phase}.yml") if "muster.fleet.check" in each]
+    [found] = [each for task in tasks for each in task["muster.fleet.check"]["checks"] if each["check"] == name]
     return found
 
 
@@ -295,3 +295,17 @@ def test_an_image_with_the_toolkit_has_no_cdi_specification_of_another_machine(t
 def test_the_toolkit_s_packages_have_the_stack_s_version_and_release() -> None:
     task = read("nvidia_container_toolkit", "tasks/install.yml")[0]
     assert of("nvidia_container_toolkit", task["vars"]["phases_package_pin"]) == "1.20.1-1"
+
+
+@pytest.mark.parametrize(
+    ("kind", "groups", "disks"), [("p5.48xlarge", ["muster_gpu"], 8), ("c7i.large", ["muster_compute"], 0), ("", [], 0)]
+)
+def test_the_disks_of_a_node_follow_its_type(kind: str, groups: list[str], disks: int) -> None:
+    assert int(of("local_nvme", "local_nvme_disks", instance_type=kind, group_names=groups)) == disks
+
+
+@pytest.mark.parametrize(
+    ("kind", "groups", "found"), [("p5.48xlarge", ["muster_gpu"], "p5.48xlarge"), ("c7i.large", ["muster_compute"], "")]
+)
+def test_the_type_whose_efa_is_compared_follows_the_node_s(kind: str, groups: list[str], found: str) -> None:
+    assert of("efa", "efa_instance_type", instance_type=kind, group_names=groups) == found

@@ -5,8 +5,8 @@
 
 `instance_type(name)` gives a dictionary:
 
-    name, family, arch ("x86_64"|"arm64"), cpu, vcpus, cores, sockets, threads_per_core, memory_mib, bare_metal, markets, ebs_gbps
-    boot_mode ("legacy-bios"|"uefi"|"both"), nvme {count, size_gb}, nvme_total_gb
+    name, family, arch ("x86_64"|"arm64"), vcpus, cores, sockets, threads_per_core, memory_mib, markets
+    boot_mode ("legacy-bios"|"uefi"|"both"), nvme {count, size_gb}
     wire_gbps, topology_layers (0: DescribeInstanceTopology does not know the type)
     accelerator ("nvidia"|"neuron"), gpu_model, gpu_arch ("volta"..., "" for neuron), compute_capability, gpu_pci (devices of vendor 10de)
     fabric_pci (devices of vendor 10de that only a host with NVLink switches has, its own or the rack's)
@@ -56,7 +56,6 @@ def instance_type(name):
     out["name"] = plain
     out["markets"] = list(row["markets"])
     out["nvme"] = dict(row["nvme"])
-    out["nvme_total_gb"] = row["nvme"]["count"] * row["nvme"]["size_gb"]
     out["accelerator"] = device["vendor"]
     out["gpu_arch"] = device["arch"]
     out["compute_capability"] = device["compute_capability"]

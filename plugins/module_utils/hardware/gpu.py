@@ -102,6 +102,7 @@ def facts(bus, smi, nvlink):
         # Without a driver only the bus lists them.
         "count": (smi or {}).get("attached", len(bus)),
         "on_bus": len(bus),
+        "bus_devices": sorted(set(bus.values())),
         "driver": (smi or {}).get("driver", ""),
         "cuda": (smi or {}).get("cuda", ""),
         "models": sorted({gpu["model"] or gpu["name"] for gpu in gpus}),
@@ -122,6 +123,11 @@ def faults(found, have=None):
         expected = "%d x %s of %s" % (have["gpus"], have["gpu_model"], have["name"])
         if found["on_bus"] != have["gpus"]:
             out.append("Expected %s on the PCI bus and found %d; stop and start the instance, or replace it." % (expected, found["on_bus"]))
+        # With a driver their names tell; AWS may have further devices of a model.
+        strange = [] if gpus else [each for each in found["bus_devices"] if each not in have["gpu_pci"]]
+        if strange:
+            message = "Expected %s on the PCI bus and found the device 10de:%s; correct the instance type."
+            out.append(message % (expected, strange[0]))
         others = [gpu for gpu in gpus if gpu["model"] != have["gpu_model"]]
         if others:
             out.append("Expected %s and found %s (%s); correct the instance type." % (expected, others[0]["name"], some(others)))

@@ -240,19 +240,19 @@ def cuda12(case):
     return case.at_least(("nvidia_driver", "525.60.13")) if case.nvidia and case.major("cuda") == 12 else None
 
 
-@rule("cuda-blackwell", "stack", reason="code for sm_100 came with CUDA 12.8", source="CUDA release notes 12.8; NCCL makefiles")
-def cuda_blackwell(case):
-    return case.at_least(("cuda", "12.8")) if case.type("gpu_model") in ("B200", "GB200") else None
+def _cuda(name, capabilities, oldest, source):
+    code = " and ".join("sm_" + each.replace(".", "") for each in capabilities)
+
+    @rule(name, "stack", reason="code for %s came with CUDA %s" % (code, oldest), source=source)
+    def function(case):
+        return case.at_least(("cuda", oldest)) if case.type("compute_capability") in capabilities else None
+
+    return function
 
 
-@rule("cuda-b300", "stack", reason="code for sm_103 came with CUDA 12.9", source="CUDA release notes 12.9; NCCL makefiles")
-def cuda_b300(case):
-    return case.at_least(("cuda", "12.9")) if case.type("gpu_model") == "B300" else None
-
-
-@rule("cuda-hopper", "stack", reason="code for sm_90 came with CUDA 11.8", source="CUDA release notes 11.8")
-def cuda_hopper(case):
-    return case.at_least(("cuda", "11.8")) if case.type("gpu_arch") == "hopper" else None
+cuda_blackwell = _cuda("cuda-blackwell", ("10.0", "12.0"), "12.8", "CUDA release notes 12.8; NCCL makefiles")
+cuda_b300 = _cuda("cuda-b300", ("10.3",), "12.9", "CUDA release notes 12.9; NCCL makefiles")
+cuda_hopper = _cuda("cuda-hopper", ("9.0",), "11.8", "CUDA release notes 11.8")
 
 
 @rule("cuda13-volta", "stack", reason="CUDA 13 left Volta out", source="CUDA release notes 13.0")
