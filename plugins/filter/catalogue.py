@@ -27,6 +27,4 @@ class FilterModule:
         return {
             "instance_type": clear(logic.instance_type),
             "ec2_interfaces": clear(logic.ec2_interfaces),
-            "k8s_resources": clear(logic.k8s_resources),
-            "batch_resources": clear(logic.batch_resources),
         }

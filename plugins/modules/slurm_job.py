@@ -51,9 +51,10 @@ options:
   state:
     description:
       - V(finished) waits for the end of the job, V(submitted) returns as soon as Slurm has it.
-      - V(cancelled) ends the job where it waits or runs.
+      - V(awaited) is V(finished) for a job that was submitted before; it never submits one.
+      - V(cancelled) ends the job where it waits or runs. V(queried) says how it is and changes nothing.
     type: str
-    choices: [finished, submitted, cancelled]
+    choices: [finished, awaited, submitted, cancelled, queried]
     default: finished
   rerun:
     description: Run the job again although a result is stored. A job in the queue is not submitted twice.
@@ -191,6 +192,11 @@ output:
   returned: when the job is known
   type: str
   sample: /fsx/muster/jobs/train-2f604121ef80/output.txt
+ready:
+  description: How many nodes of the job run.
+  returned: when O(state=queried) and the job waits or runs
+  type: int
+  sample: 2
 stored:
   description: Whether the result is that of an earlier call.
   returned: when the job is known
@@ -231,6 +237,7 @@ import pwd
 from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.muster.fleet.plugins.module_utils.jobs import document as documents
+from ansible_collections.muster.fleet.plugins.module_utils.jobs import run as jobs
 from ansible_collections.muster.fleet.plugins.module_utils.jobs import sbatch
 from ansible_collections.muster.fleet.plugins.module_utils.jobs import slurm as slurm_job
 from ansible_collections.muster.fleet.plugins.module_utils.slurm import text as slurm
@@ -244,7 +251,7 @@ def main():
             "name": {"type": "str"},
             "user": {"type": "str", "default": "muster"},
             "store": {"type": "path", "default": "/fsx/muster/jobs"},
-            "state": {"type": "str", "choices": ["finished", "submitted", "cancelled"], "default": "finished"},
+            "state": {"type": "str", "choices": list(jobs.STATES), "default": "finished"},
             "rerun": {"type": "bool", "default": False},
             "retry": {"type": "bool", "default": False},
             "stop_at": {"type": "list", "elements": "str", "default": []},
@@ -285,8 +292,8 @@ def main():
             identity = hashlib.sha256(documents.canonical({"name": name, "script": params["script"]}).encode()).hexdigest()
         folder = os.path.join(params["store"], "%s-%s" % (name, identity[:12]))
         facts["folder"] = folder
-        store = slurm_job.Store(folder, user.pw_uid, user.pw_gid)
-        runner = slurm_job.Runner(
+        store = jobs.Store(folder, user.pw_uid, user.pw_gid)
+        runner = slurm_job.Slurm(
             run=run,
             name=name,
             identity=identity,
@@ -319,7 +326,7 @@ def main():
                             % (name, user.pw_name, path, secret)
                         )
 
-        changed, found, written = slurm_job.bring(
+        changed, found, written = jobs.bring(
             runner,
             state=params["state"],
             files=files,
@@ -331,7 +338,7 @@ def main():
         )
     except (documents.JobError, slurm.SlurmError) as error:
         module.fail_json(msg=str(error), **facts)
-    except slurm_job.SlurmJobError as error:
+    except jobs.RunError as error:
         facts.update(error.facts)
         log = facts.get("output", "")
         module.fail_json(msg=str(error), changed=error.changed, remedy=error.remedy, log=log, result=error.facts, **facts)

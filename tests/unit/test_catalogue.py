@@ -249,7 +249,6 @@ def test_the_numbers_of_the_source_documents():
     """What the documents that the project grew from say of these types."""
     assert catalogue.instance_type("p4d.24xlarge")["efa_cards"] == 4
     assert (catalogue.instance_type("p6-b200.48xlarge")["efa_cards"], catalogue.instance_type("p6-b200.48xlarge")["gpus"]) == (8, 8)
-    assert catalogue.batch_resources("p6-b200.48xlarge", 2)["processes"] == 16
     assert (catalogue.instance_type("p5.48xlarge")["gpus"], catalogue.instance_type("p5.48xlarge")["efa_cards"]) == (8, 32)
 
 
@@ -349,14 +348,20 @@ def test_sizes_fit_the_type(name):
     # A pod cannot ask for the memory of EFA's huge pages.
     assert pod["requests"]["memory"] == f"{int((have['memory_mib'] - (10256 if have['efa'] else 0)) * 0.9)}Mi"
 
-    job = catalogue.batch_resources(name, 3)
+    half = catalogue.k8s_resources(name, have["gpus"] // 2)["limits"]
+    assert (half.get(device, 0), half.get("vpc.amazonaws.com/efa", 0)) == (
+        have["gpus"] // 2,
+        have["efa_cards"] * (have["gpus"] // 2) // have["gpus"],
+    )
+    assert catalogue.k8s_resources(name, 0) == {"limits": {}, "requests": {"cpu": "1"}}
+
+    job = catalogue.batch_resources(name)
     devices = [each["hostPath"] for each in job["linuxParameters"]["devices"]]
     assert len([path for path in devices if path.startswith("/dev/infiniband/uverbs")]) == have["efa_cards"]
     assert len([path for path in devices if path.startswith("/dev/neuron")]) == (have["gpus"] if have["accelerator"] == "neuron" else 0)
     needs = {each["type"]: int(each["value"]) for each in job["resourceRequirements"]}
     assert needs.get("GPU", 0) == (have["gpus"] if have["accelerator"] == "nvidia" else 0)
     assert job["linuxParameters"]["sharedMemorySize"] < needs["MEMORY"] < have["memory_mib"]
-    assert job["processes"] == 3 * (have["neuron_cores"] or have["gpus"])
 
     hardware = catalogue.slurm_hardware(name)
     cores = int(hardware["SocketsPerBoard"]) * int(hardware["CoresPerSocket"])
@@ -378,8 +383,6 @@ def test_an_unknown_type_names_the_nearest(name, says):
     questions = {
         "instance_type": (),
         "ec2_interfaces": ("subnet-1", ["sg-1"]),
-        "k8s_resources": (),
-        "batch_resources": (2,),
     }
     for question, more in questions.items():
         with pytest.raises(AnsibleFilterError) as error:
@@ -391,11 +394,6 @@ def test_an_unknown_type_names_the_nearest(name, says):
 @pytest.mark.parametrize(
     ("question", "says"),
     [
-        (lambda filters: filters["batch_resources"]("p5.48xlarge", 0), "0 is not a number of nodes; give a whole number of at least 1."),
-        (
-            lambda filters: filters["batch_resources"]("p5.48xlarge", "two"),
-            "'two' is not a number of nodes; give a whole number of at least 1.",
-        ),
         (
             lambda filters: filters["ec2_interfaces"]("p5.48xlarge", "subnet-1", [], "all"),
             "'all' is not a layout of interfaces; use efa-only, efa or ena.",

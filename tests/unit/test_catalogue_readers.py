@@ -41,7 +41,6 @@ READERS = {
     "compute_capability": RULES + "stack.py",
     "gpu_pci": HARDWARE + "gpu.py",
     "gpus": UTILS + "jobs/fleet.py",
-    "neuron_cores": HARDWARE + "catalogue.py",  # batch_resources
     "gpu_memory_mib": HARDWARE + "gpu.py",
     "gpu_memory_gib": UTILS + "jobs/fleet.py",
     "nvlink": HARDWARE + "catalogue.py",
@@ -49,6 +48,7 @@ READERS = {
     "nvswitch": HARDWARE + "nvidia_fabric.py",
     "nvlink_domain": HARDWARE + "nccl_env.py",
     "fabric_pci": HARDWARE + "nvidia_fabric.py",
+    "neuron_cores": UTILS + "jobs/target.py",
     "efa": HARDWARE + "nccl_env.py",
     "efa_cards": HARDWARE + "efa.py",
     "efa_counts": HARDWARE + "efa.py",
@@ -68,8 +68,6 @@ FILTERS = {
 }
 UNREAD_FILTERS = {
     "ec2_interfaces": "launches of an architecture, issue 22",
-    "k8s_resources": "launcher of Kubernetes, issue 21",
-    "batch_resources": "launcher of Batch, issue 22",
 }
 # These lead into the catalogue and read nothing of their own: the definitions, and what imitates a machine.
 NOT_READERS = (HARDWARE + "catalogue_data.py", UTILS + "containers/rehearsal.py", UTILS + "containers/stand_in.py", "plugins/filter/")

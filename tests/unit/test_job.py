@@ -14,7 +14,7 @@ SMALL = {"name": "train", "command": ["python", "-m", "trainer.train"]}
 def test_defaults_are_filled_in():
     document = job.load(SMALL)
     assert set(document) == set(job.FIELDS)
-    assert document["launcher"] == {"kind": "slurm", "mpi": "pmix", "launch": "srun", "partition": "", "options": {}}
+    assert document["launcher"] == {"kind": "slurm", "mpi": "pmix", "launch": "srun", "partition": "", "options": {}, "profile": {}}
 
 
 def test_identity_is_of_what_runs_and_not_of_how_it_is_written():
@@ -23,6 +23,21 @@ def test_identity_is_of_what_runs_and_not_of_how_it_is_written():
     orders = [{"A": "1", "B": "2"}, {"B": "2", "A": "1"}]
     assert len({job.identity(job.load({**SMALL, "env": env})) for env in orders}) == 1
     assert job.identity(job.load(SMALL)) != job.identity(job.load({**SMALL, "env": {"A": "1"}}))
+
+
+def test_a_document_without_a_launcher_takes_the_one_that_is_asked_for():
+    assert job.load(SMALL, "jobset")["launcher"] == {"kind": "jobset", "profile": {}}
+    with pytest.raises(job.JobError, match=r"is for the launcher slurm \(launcher.kind\), and batch was asked for"):
+        job.load({**SMALL, "launcher": {"kind": "slurm"}}, "batch")
+    with pytest.raises(job.JobError, match=r"kind bach is unknown; did you mean batch\?"):
+        job.load(SMALL, "bach")
+
+
+def test_a_job_that_completed_before_launchers_had_profiles_keeps_its_identity():
+    assert job.identity(job.load(SMALL)) == "8934a8465f0dae6afc672f12ab76ec40b782c600f540343d25dc332c00563b1b"
+    profiled = job.load({**SMALL, "launcher": {"profile": {"tool": "torch"}}})
+    assert profiled["launcher"]["profile"] == {"tool": "torch", "ranks": [0], "delay": 30, "duration": 30}
+    assert job.identity(profiled) != job.identity(job.load(SMALL))
 
 
 def test_defaults_are_not_shared_between_documents():
@@ -51,6 +66,11 @@ def test_defaults_are_not_shared_between_documents():
         ({"env": {"A": "1\n2"}}, "line break"),
         ({"launcher": {"kind": "slrum"}}, "did you mean slurm?"),
         ({"launcher": {"partiton": "x"}}, "did you mean partition?"),
+        ({"launcher": {"kind": "batch", "mpi": "none"}}, "launcher.mpi is for slurm, and batch has no such field"),
+        ({"launcher": {"profile": {"tool": "nsyss"}}}, "did you mean nsys?"),
+        ({"launcher": {"profile": {"tool": "nsys", "ranks": [1]}}}, "launcher.profile.ranks must be below 1, the number of ranks"),
+        ({"launcher": {"profile": {"tool": "nsys", "duration": 0}}}, "a duration of 1 or more"),
+        ({"launcher": {"profile": {"tol": "nsys"}}}, "did you mean tool?"),
         ({"launcher": {"mpi": "pmi2"}}, "launcher.mpi pmi2 is unknown"),
         ({"secrets": {"T": {"from": "file", "path": "relative"}}}, "absolute path"),
         ({"secrets": {"T": {"from": "env", "name": "A B"}}}, "names no environment variable"),

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from ansible_collections.muster.fleet.plugins.module_utils.jobs import run as jobs
 from ansible_collections.muster.fleet.plugins.module_utils.jobs import slurm as slurm_job
 from ansible_collections.muster.fleet.plugins.module_utils.slurm import text as slurm
 
@@ -47,12 +48,12 @@ class Clock:
 
 def bring(folder, controller, timeout=100, **options):
     clock = Clock()
-    store = slurm_job.Store(str(folder / "job"), os.getuid(), os.getgid())
-    runner = slurm_job.Runner(
+    store = jobs.Store(str(folder / "job"), os.getuid(), os.getgid())
+    runner = slurm_job.Slurm(
         run=controller, name="ok", identity=IDENTITY, store=store, user="muster", timeout=timeout, poll=5, pending_timeout=20,
         sleep=clock.sleep, clock=clock,
     )  # fmt: skip
-    return slurm_job.bring(runner, **{"state": "finished", "files": {"job.sbatch": "#!/bin/bash\n"}, **options})
+    return jobs.bring(runner, **{"state": "finished", "files": {"job.sbatch": "#!/bin/bash\n"}, **options})
 
 
 def test_a_job_runs_once_and_its_result_is_stored(tmp_path):
@@ -102,16 +103,14 @@ def test_a_job_that_ended_unwatched_is_collected(tmp_path):
 
 def test_a_failure_is_told_and_kept_until_retry(tmp_path):
     controller = Controller(scontrol=[said("scontrol_job_failed")], sacct=[(1, "", "Slurm accounting storage is disabled")])
-    with pytest.raises(
-        slurm_job.SlurmJobError, match=r"Job ok \(8\) ended FAILED .NonZeroExitCode. with exit status 3 on compute-1"
-    ) as error:
+    with pytest.raises(jobs.RunError, match=r"Job ok \(8\) ended FAILED .NonZeroExitCode. with exit status 3 on compute-1") as error:
         bring(tmp_path, controller)
     assert (error.value.changed, error.value.facts["exit_code"], error.value.facts["elapsed_s"]) == (True, 3, 1)
     assert controller.count("sacct") == 1
-    with pytest.raises(slurm_job.SlurmJobError, match="retry was not given"):
+    with pytest.raises(jobs.RunError, match="retry was not given"):
         bring(tmp_path, controller)
     assert controller.count("sbatch") == 1
-    with pytest.raises(slurm_job.SlurmJobError):
+    with pytest.raises(jobs.RunError):
         bring(tmp_path, controller, retry=True)
     assert controller.count("sbatch") == 2
 
@@ -130,7 +129,7 @@ def test_a_submission_whose_answer_was_lost_is_not_repeated(tmp_path):
 
 def test_a_time_out_leaves_the_job_and_says_what_it_waited_for(tmp_path):
     controller = Controller(scontrol=[said("scontrol_job_pending")])
-    with pytest.raises(slurm_job.SlurmJobError, match=r"not over after 20 s: Slurm says PENDING \(Resources\); it goes on"):
+    with pytest.raises(jobs.RunError, match=r"not over after 20 s: Slurm says PENDING \(Resources\); it goes on"):
         bring(tmp_path, controller, timeout=20)
     assert controller.count("scancel") == 0
 
@@ -138,7 +137,7 @@ def test_a_time_out_leaves_the_job_and_says_what_it_waited_for(tmp_path):
 def test_a_job_that_cannot_start_is_cancelled_at_once_and_submitted_anew_later(tmp_path):
     gone = said("scontrol_job_cancelled")[1].replace("NodeList=compute-1", "NodeList=")
     controller = Controller(scontrol=[said("scontrol_job_dark"), (0, gone, "")], sacct=[(1, "", "accounting storage is disabled")])
-    with pytest.raises(slurm_job.SlurmJobError, match="cannot start and was cancelled: Slurm says PartitionDown"):
+    with pytest.raises(jobs.RunError, match="cannot start and was cancelled: Slurm says PartitionDown"):
         bring(tmp_path, controller)
     assert controller.count("scancel") == 1
     controller.answers["scontrol"] = [(0, gone, ""), said("scontrol_job_done")]
@@ -148,7 +147,7 @@ def test_a_job_that_cannot_start_is_cancelled_at_once_and_submitted_anew_later(t
 def test_missing_nodes_are_waited_for_a_while_and_then_named(tmp_path):
     waiting = said("scontrol_job_dark")[1].replace("PartitionDown", "Nodes_required_for_job_are_DOWN,_DRAINED_or_reserved")
     controller = Controller(scontrol=[(0, waiting, "")] * 5 + [said("scontrol_job_cancelled")], sinfo=[said("sinfo_drained")])
-    with pytest.raises(slurm_job.SlurmJobError, match=r"Nodes required for job are DOWN.*compute-2 drained: muster:nccl: busbw"):
+    with pytest.raises(jobs.RunError, match=r"Nodes required for job are DOWN.*compute-2 drained: muster:nccl: busbw"):
         bring(tmp_path, controller)
     names = [name for name, _user in controller.asked]
     assert names[: names.index("scancel")].count("scontrol") == 5
@@ -156,7 +155,7 @@ def test_missing_nodes_are_waited_for_a_while_and_then_named(tmp_path):
 
 def test_a_refused_submission_names_the_remedy(tmp_path):
     refusal = "sbatch: error: Batch job submission failed: Invalid account or account/partition combination specified"
-    with pytest.raises(slurm_job.SlurmJobError, match="sacctmgr add user muster"):
+    with pytest.raises(jobs.RunError, match="sacctmgr add user muster"):
         bring(tmp_path, Controller(sbatch=[(1, "", refusal)]))
     assert not (tmp_path / "job").exists()
 
@@ -174,13 +173,13 @@ def test_a_refusal_keeps_the_folder_of_an_earlier_run(tmp_path):
     controller = Controller(scontrol=[said("scontrol_job_done")])
     bring(tmp_path, controller)
     controller.answers["sbatch"] = [(1, "", "sbatch: error: Batch job submission failed: Invalid account")]
-    with pytest.raises(slurm_job.SlurmJobError, match="Slurm refuses"):
+    with pytest.raises(jobs.RunError, match="Slurm refuses"):
         bring(tmp_path, controller, rerun=True)
     assert (tmp_path / "job/job.sbatch").exists()
 
 
 def test_a_submission_without_an_answer_keeps_the_folder_that_its_job_may_write_to(tmp_path):
-    with pytest.raises(slurm_job.SlurmJobError, match="is not over after"):
+    with pytest.raises(jobs.RunError, match="is not over after"):
         bring(tmp_path, Controller(sbatch=[AWAY]))
     assert (tmp_path / "job/job.sbatch").exists()
 
@@ -189,7 +188,7 @@ def test_a_job_that_slurm_forgot_is_known_from_accounting(tmp_path):
     controller = Controller(scontrol=[(1, "", "slurm_load_jobs error: Invalid job id specified")])
     assert bring(tmp_path, controller)[1]["elapsed_s"] == 9
     controller.answers["sacct"] = [(0, "", "")]
-    with pytest.raises(slurm_job.SlurmJobError, match="has forgotten job ok"):
+    with pytest.raises(jobs.RunError, match="has forgotten job ok"):
         bring(tmp_path, controller, rerun=True)
 
 
@@ -214,7 +213,7 @@ def test_links_in_the_store_are_not_followed(tmp_path):
     (tmp_path / "job").mkdir()
     for name in ("result.json", "output.txt"):
         (tmp_path / "job" / name).symlink_to(tmp_path / "secret")
-    store = slurm_job.Store(str(tmp_path / "job"), os.getuid(), os.getgid())
+    store = jobs.Store(str(tmp_path / "job"), os.getuid(), os.getgid())
     assert (store.stored(), store.tail()) == (None, "")
     store.prepare({"result.json": "{}"})
     assert "COMPLETED" in (tmp_path / "secret").read_text()
@@ -234,4 +233,29 @@ def test_a_requeued_job_keeps_the_time_of_its_first_submission():
 def test_exit_codes_follow_the_shell(signal, code):
     record = dict.fromkeys(("submitted", "started", "ended")) | {"exit_code": 0, "signal": signal, "job_id": 1, "state": "X"}
     record |= {"reason": "None", "nodes": [], "restarts": 0}
-    assert slurm_job.result("a", "b", "c", record)["exit_code"] == code
+    assert jobs.result("a", "b", "c", record)["exit_code"] == code
+
+
+def test_a_job_that_was_not_submitted_is_not_waited_for(tmp_path):
+    for state in ("awaited", "queried"):
+        with pytest.raises(jobs.RunError, match=r"Job ok \(0123456789ab\) is not known: it was not submitted"):
+            bring(tmp_path, Controller(), state=state)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_query_says_how_many_nodes_run_and_changes_nothing(tmp_path):
+    controller = Controller(scontrol=[said("scontrol_job_done")])
+    bring(tmp_path, controller, state="submitted")
+    controller.answers["squeue"] = [(0, f"6|RUNNING|muster:ok:{IDENTITY[:12]}\n", "")]
+    controller.answers["scontrol"] = [said("scontrol_job_running")]
+    changed, found, _written = bring(tmp_path, controller, state="queried")
+    assert (changed, found["state"], found["ready"], controller.count("sbatch")) == (False, "RUNNING", len(found["nodes"]), 1)
+    assert found["ready"] > 0
+
+
+def test_a_wait_returns_the_stored_result_of_a_job_that_is_over(tmp_path):
+    controller = Controller(scontrol=[said("scontrol_job_done")])
+    bring(tmp_path, controller)
+    assert bring(tmp_path, controller, state="awaited")[1]["state"] == "COMPLETED"
+    assert bring(tmp_path, controller, state="queried")[1]["stored"] is True
+    assert controller.count("sbatch") == 1

@@ -184,37 +184,41 @@ def spare_memory_mib(have):
     return int((have["memory_mib"] - (HUGE_PAGES_MIB if have["efa"] else 0)) * 0.9)
 
 
-def k8s_resources(name):
-    """`resources` of a container that uses the whole node."""
+def k8s_resources(name, gpus=None):
+    """`resources` of a container with `gpus` of the node's GPUs or Neuron devices and its share of the rest; None is the whole node."""
     have = instance_type(name)
-    devices = {"nvidia": "nvidia.com/gpu", "neuron": "aws.amazon.com/neuron"}
-    limits = {devices[have["accelerator"]]: have["gpus"]}
-    if have["efa"]:
-        limits["vpc.amazonaws.com/efa"] = have["efa_cards"]
-        limits["hugepages-2Mi"] = POD_HUGE_PAGES
-    return {"limits": limits, "requests": {"cpu": str(int(have["vcpus"] * 0.9) or 1), "memory": "%dMi" % spare_memory_mib(have)}}
+    gpus = have["gpus"] if gpus is None else gpus
+    limits = {}
+    if gpus:
+        limits[{"nvidia": "nvidia.com/gpu", "neuron": "aws.amazon.com/neuron"}[have["accelerator"]]] = gpus
+        efa = have["efa_cards"] * gpus // have["gpus"]
+        if efa:
+            limits.update({"vpc.amazonaws.com/efa": efa, "hugepages-2Mi": POD_HUGE_PAGES})
+    share = gpus / have["gpus"]
+    cpus, memory = int(have["vcpus"] * 0.9 * share) or 1, int(spare_memory_mib(have) * share)
+    return {"limits": limits, "requests": {"cpu": str(cpus), **({"memory": "%dMi" % memory} if gpus else {})}}
 
 
-def batch_resources(name, nodes):
-    """The node count, ranks and keys of containerProperties for a multi-node parallel job of AWS Batch."""
+def shared_memory_mib(have, gpus):
+    """The size of /dev/shm in MiB: 8 GiB for each GPU, which NCCL and the data loaders of its rank share, and 1 GiB without GPUs."""
+    return min(8192 * gpus, spare_memory_mib(have) // 2) if have and gpus else 1024
+
+
+def batch_resources(name, gpus=None):
+    """The keys of containerProperties that depend on the type, for a job of AWS Batch that has its nodes alone and `gpus` of their GPUs."""
     have = instance_type(name)
-    nodes = count(nodes)
-    memory = spare_memory_mib(have)
-    needs = [{"type": "VCPU", "value": str(have["vcpus"])}, {"type": "MEMORY", "value": str(memory)}]
+    gpus = have["gpus"] if gpus is None else gpus
+    needs = [{"type": "VCPU", "value": str(have["vcpus"])}, {"type": "MEMORY", "value": str(spare_memory_mib(have))}]
     paths = ["/dev/infiniband/uverbs%d" % each for each in range(have["efa_cards"])]
-    if have["accelerator"] == "nvidia":
-        needs.append({"type": "GPU", "value": str(have["gpus"])})
-    else:
-        paths += ["/dev/neuron%d" % each for each in range(have["gpus"])]
+    if have["accelerator"] == "nvidia" and gpus:
+        needs.append({"type": "GPU", "value": str(gpus)})
+    elif have["accelerator"] == "neuron":
+        paths += ["/dev/neuron%d" % each for each in range(gpus)]
     return {
-        "instanceType": have["name"],
-        "numNodes": nodes,
-        "processes": nodes * (have["neuron_cores"] or have["gpus"]),
         "resourceRequirements": needs,
         "linuxParameters": {
             "devices": [{"hostPath": path, "containerPath": path, "permissions": ["READ", "WRITE", "MKNOD"]} for path in paths],
-            # 8 GiB for each GPU, shared by NCCL and the data loaders of its rank.
-            "sharedMemorySize": min(8192 * have["gpus"], memory // 2),
+            "sharedMemorySize": shared_memory_mib(have, gpus),
         },
         "ulimits": [
             {"name": "memlock", "softLimit": -1, "hardLimit": -1},

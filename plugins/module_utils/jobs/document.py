@@ -42,14 +42,34 @@ FIELDS: dict[str, tuple[type, Any]] = {
     "retries": (int, 0),
     "launcher": (dict, {}),
 }
-# Fields of a single launcher. A new launcher adds a line here and no field above.
+# Fields of a single launcher, beside `kind` and `profile`, which all have. A new launcher adds a line here and no field above.
 LAUNCHERS: dict[str, dict[str, tuple[type, Any]]] = {
-    "slurm": {"kind": (str, "slurm"), "mpi": (str, "pmix"), "launch": (str, "srun"), "partition": (str, ""), "options": (dict, {})},
+    "slurm": {"mpi": (str, "pmix"), "launch": (str, "srun"), "partition": (str, ""), "options": (dict, {})},
+    "pytorchjob": {"rendezvous": (str, "c10d")},
+    "trainjob": {},
+    "mpijob": {},
+    "jobset": {},
+    "batch": {},
+    "sagemaker": {"channels": (dict, {}), "spot": (bool, False)},
+    "torchrun": {},
 }
-CHOICES = {"mpi": ("pmix", "none"), "launch": ("srun", "torchrun")}
-# Where a secret may come from -> the field that says which one. A document never holds the value itself.
-SECRET_SOURCES = {"file": "path", "env": "name"}
-TYPE_NAMES = {str: "text", int: "a whole number", list: "a list", dict: "a mapping", object: "all or a whole number"}
+KUBERNETES = ("pytorchjob", "trainjob", "mpijob", "jobset")
+CHOICES = {"mpi": ("pmix", "none"), "launch": ("srun", "torchrun"), "rendezvous": ("c10d", "etcd-v2")}
+PROFILE: dict[str, tuple[type, Any]] = {"tool": (str, REQUIRED), "ranks": (list, [0]), "delay": (int, 30), "duration": (int, 30)}
+PROFILERS = ("nsys", "torch")
+# Where a secret may come from -> the fields that say which one. A document never holds the value itself.
+SECRET_SOURCES = {"file": ("path",), "env": ("name",), "kubernetes": ("secret", "key"), "secretsmanager": ("id",)}
+# Launcher -> the sources that it can take secrets from. In a container a file is one of a mount.
+SECRETS_OF = {
+    **dict.fromkeys(LAUNCHERS, ("file", "env")),
+    **dict.fromkeys(KUBERNETES, ("kubernetes", "file")),
+    "batch": ("secretsmanager", "file"),
+    "sagemaker": ("secretsmanager", "file"),
+}
+SECRET_HELP = (
+    "{from: file, path: ...}, {from: env, name: ...}, {from: kubernetes, secret: ..., key: ...} or {from: secretsmanager, id: ...}"
+)
+TYPE_NAMES = {str: "text", int: "a whole number", list: "a list", dict: "a mapping", bool: "true or false", object: "all or a whole number"}
 
 
 class JobError(ValueError):
@@ -69,7 +89,7 @@ def _filled(data, fields, where):
                 raise JobError("%s has no %s; add it." % (where, field))
             value = copy.deepcopy(default)
         # YAML's `true` is an int in Python, but never a count.
-        if not isinstance(value, kind) or isinstance(value, bool):
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
             raise JobError("%s: %s must be %s, not %r." % (where, field, TYPE_NAMES[kind], value))
         filled[field] = value
     return filled
@@ -107,19 +127,37 @@ def _check_own(name, where, field):
         raise JobError("%s: %s has %s, which Slurm sets itself; use the document's fields or launcher.options." % (where, field, name))
 
 
-def _check_secrets(secrets, where):
+def check_secrets(secrets, where):
+    """Refuse secrets that are not references, {variable: {from: ..., ...}}; where: what has them, for the JobError."""
     for name, reference in secrets.items():
         source = str(reference.get("from")) if isinstance(reference, dict) else ""
-        field = SECRET_SOURCES.get(source)
-        if not VARIABLE.fullmatch(str(name)) or field is None or set(reference) != {"from", field} or not reference[field]:
+        fields = SECRET_SOURCES.get(source, ())
+        whole = fields and set(reference) == {"from", *fields} and all(reference[field] for field in fields)
+        if not VARIABLE.fullmatch(str(name)) or not whole:
             # The message does not repeat the value, because it may be a secret instead of a reference.
-            raise JobError("%s: the secret %s must be a reference, {from: file, path: ...} or {from: env, name: ...}." % (where, name))
+            raise JobError("%s: the secret %s must be a reference, %s." % (where, name, SECRET_HELP))
         _check_own(name, where, "secrets")
-        _check_text(reference[field], "%s: the secret %s" % (where, name))
-        if source == "file" and not str(reference[field]).startswith("/"):
+        for field in fields:
+            _check_text(reference[field], "%s: the secret %s" % (where, name))
+        if source == "file" and not str(reference["path"]).startswith("/"):
             raise JobError("%s: the secret %s needs the absolute path of a file on the node." % (where, name))
-        if source == "env" and not VARIABLE.fullmatch(str(reference[field])):
+        if source == "env" and not VARIABLE.fullmatch(str(reference["name"])):
             raise JobError("%s: the secret %s names no environment variable." % (where, name))
+
+
+def _check_profile(profile, where):
+    """The complete `profile` of a launcher; an empty one asks for none."""
+    if not profile:
+        return {}
+    filled = _filled(profile, PROFILE, "%s: launcher.profile" % where)
+    if filled["tool"] not in PROFILERS:
+        raise JobError("%s: launcher.profile.tool %s is unknown; %s" % (where, filled["tool"], nearest(filled["tool"], PROFILERS)))
+    ranks = filled["ranks"]
+    if not ranks or not all(isinstance(rank, int) and not isinstance(rank, bool) and rank >= 0 for rank in ranks):
+        raise JobError("%s: launcher.profile.ranks must be a list of ranks such as [0], not %r." % (where, ranks))
+    if filled["delay"] < 0 or filled["duration"] < 1:
+        raise JobError("%s: launcher.profile needs a delay of 0 or more seconds and a duration of 1 or more." % where)
+    return filled
 
 
 def check_name(name):
@@ -128,10 +166,11 @@ def check_name(name):
         raise JobError("Job %s: a name is 1 to 40 of a-z, 0-9, '.', '_' and '-', and starts with a letter or digit." % name)
 
 
-def load(data):
+def load(data, kind=None):
     """The complete, checked document of `data`, a mapping as read from YAML or JSON.
 
-    Every field is there afterwards, with its default where none was given; env values are text.
+    kind: the launcher, for a document that names none; without both it is slurm. Every field is there afterwards, with its default where
+    none was given; env values are text.
     Raises JobError with one sentence for the first thing that is wrong.
     """
     if not isinstance(data, dict):
@@ -171,20 +210,41 @@ def load(data):
         _check_text(value, "%s: env %s" % (where, name))
     job["env"] = {name: str(value) for name, value in job["env"].items()}
     _check_size(job, where)
-    _check_secrets(job["secrets"], where)
+    check_secrets(job["secrets"], where)
 
-    kind = job["launcher"].get("kind", "slurm")
-    if kind not in LAUNCHERS:
-        raise JobError("%s: launcher.kind %s is unknown; %s" % (where, kind, nearest(kind, LAUNCHERS)))
-    job["launcher"] = _filled(job["launcher"], LAUNCHERS[kind], "%s: launcher" % where)
+    named = job["launcher"].get("kind")
+    if named and kind and named != kind:
+        raise JobError("%s is for the launcher %s (launcher.kind), and %s was asked for; remove launcher.kind." % (where, named, kind))
+    kind = named or kind or "slurm"
+    check_kind(kind, "%s: launcher.kind" % where)
+    _check_launcher_fields(job["launcher"], kind, where)
+    fields = {"kind": (str, kind), **LAUNCHERS[kind], "profile": (dict, {})}
+    job["launcher"] = _filled(job["launcher"], fields, "%s: launcher" % where)
+    job["launcher"]["profile"] = _check_profile(job["launcher"]["profile"], where)
+    if job["launcher"]["profile"] and max(job["launcher"]["profile"]["ranks"]) >= job["nodes"] * job["procs_per_node"]:
+        raise JobError("%s: launcher.profile.ranks must be below %d, the number of ranks." % (where, job["nodes"] * job["procs_per_node"]))
     for field, known in CHOICES.items():
         value = job["launcher"].get(field, known[0])
         if value not in known:
             raise JobError("%s: launcher.%s %s is unknown; %s" % (where, field, value, nearest(value, known)))
     for field, value in job["launcher"].items():
-        if not isinstance(value, dict):
+        if isinstance(value, str):
             _check_text(value, "%s: launcher.%s" % (where, field))
     return job
+
+
+def check_kind(kind, where):
+    """Refuse a launcher that does not exist; where: what names it, for the JobError."""
+    if kind not in LAUNCHERS:
+        raise JobError("%s %s is unknown; %s" % (where, kind, nearest(kind, LAUNCHERS)))
+
+
+def _check_launcher_fields(launcher, kind, where):
+    """Refuse a field of another launcher by that one's name."""
+    for field in launcher:
+        owners = [other for other, fields in LAUNCHERS.items() if field in fields]
+        if owners and kind not in owners:
+            raise JobError("%s: launcher.%s is for %s, and %s has no such field; remove it." % (where, field, ", ".join(owners), kind))
 
 
 def canonical(value):
@@ -194,6 +254,9 @@ def canonical(value):
 
 def identity(document):
     """The sha256 (64 hexadecimal digits) of a document from load(): documents that would run the same have the same sha256."""
+    # A job that completed before launchers knew `profile` keeps its identity, and does not run again.
+    launcher = {field: value for field, value in document["launcher"].items() if field != "profile" or value}
+    document = {**document, "launcher": launcher}
     return hashlib.sha256(canonical(document).encode()).hexdigest()
 
 

@@ -9,6 +9,7 @@ import re
 import shlex
 
 from ansible_collections.muster.fleet.plugins.module_utils.jobs.document import JobError
+from ansible_collections.muster.fleet.plugins.module_utils.jobs.start import profiled, secret_lines, secrets_of, venv_line
 from ansible_collections.muster.fleet.plugins.module_utils.slurm.text import seconds
 
 # Options that render_sbatch() sets from the fields of the document.
@@ -58,7 +59,7 @@ CONTAINER_ENVIRONMENT = """\
 files="/etc/profile.d/muster-nccl.sh /etc/profile.d/muster-neuron.sh"
 container_env=%s$(sed -n 's/.*export \\([A-Za-z0-9_]*\\)=.*/,\\1/p' $files 2>/dev/null | tr -d '\\n' || true)"""
 # The same names that torchrun gives to a rank, so a program need not know what started it.
-RANK_ENVIRONMENT = 'export RANK="$SLURM_PROCID" LOCAL_RANK="$SLURM_LOCALID" WORLD_SIZE="$SLURM_NTASKS" LOCAL_WORLD_SIZE=%d; exec "$@"'
+RANK_ENVIRONMENT = 'export RANK="$SLURM_PROCID" LOCAL_RANK="$SLURM_LOCALID" WORLD_SIZE="$SLURM_NTASKS" LOCAL_WORLD_SIZE=%d; %s'
 RETRY = """\
 if [ "$status" -ne 0 ] && [ "$MUSTER_RESTART" -lt %(retries)d ]; then
   echo "muster: the job ended with status $status; requeueing it ($MUSTER_RESTART of %(retries)d retries used)" >&2
@@ -120,10 +121,9 @@ def render_sbatch(document, identity, folder, stop_at=(), gpus=0):
     if stop_at:
         lines.append(STOP_AT % " ".join(str(at) for at in sorted(set(map(seconds, stop_at)))))
     if document["venv"]:
-        venv = shlex.quote(document["venv"])
-        lines.append('export VIRTUAL_ENV=%s PATH=%s/bin:"$PATH"' % (venv, venv))
+        lines.append(venv_line(document["venv"]))
     lines += ["export %s=%s" % (name, shlex.quote(value)) for name, value in sorted(document["env"].items())]
-    lines += [_secret(name, reference) for name, reference in sorted(document["secrets"].items())]
+    lines += [secret_lines(name, reference) for name, reference in secrets_of(document, {"secrets": {}}).items()]
 
     # --cpus-per-task is repeated because srun inherits it from sbatch in some versions only (not from 22.05 to 23.11).
     srun = ["srun", "--mpi=%s" % launcher["mpi"], "--kill-on-bad-exit=1", "--cpus-per-task=%d" % cpus]
@@ -141,24 +141,16 @@ def render_sbatch(document, identity, folder, stop_at=(), gpus=0):
         names = sorted([*document["env"], *document["secrets"], "MASTER_ADDR"])
         lines.append(CONTAINER_ENVIRONMENT % ",".join(names))
         start += ' --container-env="$container_env"'
+    profile = profiled(document)
     if torchrun:
         start += ' torchrun --nnodes=%d --nproc-per-node=%d --rdzv-backend=c10d --rdzv-id="$SLURM_JOB_ID"' % (document["nodes"], ranks)
         start += ' --rdzv-endpoint="$MASTER_ADDR:$MASTER_PORT" --no-python --'
+        start += " bash -c %s rank" % shlex.quote(profile) if profile else ""
     else:
-        start += " bash -c %s rank" % shlex.quote(RANK_ENVIRONMENT % ranks)
+        start += " bash -c %s rank" % shlex.quote(RANK_ENVIRONMENT % (ranks, profile or 'exec "$@"'))
     lines.append("status=0")
     lines.append("%s %s || status=$?" % (start, " ".join(shlex.quote(word) for word in document["command"])))
     if document["retries"]:
         lines.append(RETRY.rstrip() % {"retries": document["retries"]})
     lines.append('exit "$status"')
     return "\n".join(lines) + "\n"
-
-
-def _secret(name, reference):
-    """Lines that export a secret from where it lies on the node; its value is in no script, no argument and no output."""
-    if reference["from"] == "file":
-        path = shlex.quote(reference["path"])
-        lost = shlex.quote("muster: secret %s: %s cannot be read on" % (name, reference["path"]))
-        return '[ -r %s ] || { echo %s "$(hostname)" >&2; exit 78; }\n%s=$(<%s)\nexport %s' % (path, lost, name, path, name)
-    source = reference["name"]
-    return ': "${%s:?muster: secret %s: it is not in the environment of the node}"\nexport %s="$%s"' % (source, name, name, source)
