@@ -2,9 +2,9 @@
 # Copyright: the Muster developers
 """The collectives inside a model, each with its gradient. A group of None is a single rank, for which they do nothing."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 Group: TypeAlias = dist.ProcessGroup | None
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
@@ -81,4 +82,19 @@ class _AllToAll(torch.autograd.Function):
 def all_to_all(x: Tensor, received: Sequence[int], sent: Sequence[int], group: dist.ProcessGroup) -> Tensor:
     """Exchange the rows of x: `sent[r]` of them go to rank r in order, and `received[r]` come from it."""
     result: Tensor = _AllToAll.apply(x, list(received), list(sent), group)  # type: ignore[no-untyped-call]
+    return result
+
+
+def first_does(work: Callable[[], Made], group: Group = None) -> Made:
+    """Rank 0 does `work` while the others wait. Every rank gets its result, or raises its error."""
+    made: list[Any] = [None, None]
+    if dist.get_rank() == 0:
+        try:
+            made[0] = work()
+        except Exception as error:
+            made[1] = error
+    dist.broadcast_object_list(made, src=0, group=group)
+    if made[1] is not None:
+        raise made[1]
+    result: Made = made[0]
     return result

@@ -25,7 +25,7 @@ def main(argv: Sequence[str]) -> int:
 
     from trainer import hf
     from trainer.checkpoint.saver import reading
-    from trainer.checkpoint.store import complete_steps, open_store
+    from trainer.checkpoint.store import changed, complete_steps, manifest_of, open_store
     from trainer.models import Shape
 
     store = open_store(asked.checkpoint_dir)
@@ -38,7 +38,11 @@ def main(argv: Sequence[str]) -> int:
         )
     if (asked.out / "config.json").exists():
         raise UsageError(f"{asked.out} holds a model already: choose another --out")
-    manifest = store.manifest(step)
+    with reading(store.path(step)):
+        reason = changed(store, step)
+    if reason:
+        raise UsageError(f"{store.path(step)} is damaged: {reason}; choose another --step")
+    manifest = manifest_of(store, step)
     assert manifest is not None
     shape = Shape(**{entry.name: manifest["identity"][entry.name] for entry in fields(Shape)})
     with reading(store.path(step)):

@@ -91,7 +91,7 @@ class Run:
         self.identity = {**asdict(shape), "seed": config.seed, "data": source.identity}
         self.step = self.samples = 0
         states: dict[str, str] = {}
-        found = self.find_checkpoint()
+        found, damaged = self.find_checkpoint()
         if found:
             store, step = found
             keys = source.keys(engine.data_rank, engine.data_ranks) if hasattr(source, "keys") else []
@@ -102,6 +102,8 @@ class Run:
         self.validation: list[Any] = []
 
         seen = self.observer = Observer(config, ranks, shape, engine, watch=watch, store=self.store, step=self.step, began=began)
+        for text in damaged:
+            seen.say(f"Skipped {text}", event="skipped", step=self.step, reason=text)
         start = f"Resumed from step {self.step} ({found[0].path(found[1])})" if found else "Started at step 0"
         seen.say(
             f"{start}: {shape.parameters()} parameters, {ranks.world_size} ranks by {ranks.launcher}, {backend}, {engine.layout}, "
@@ -113,8 +115,8 @@ class Run:
             event, convention = "resume" if found else "start", str(seen.utilisation)
             seen.lines.write(event=event, step=self.step, parameters=shape.parameters(), backend=backend, mfu_convention=convention)
 
-    def find_checkpoint(self) -> tuple[Store, int] | None:
-        """The store and step to resume from."""
+    def find_checkpoint(self) -> tuple[tuple[Store, int] | None, list[str]]:
+        """The store and step to resume from, and a sentence for each newer checkpoint, which is damaged."""
         resume = open_store(self.config.resume_from_checkpoint) if self.config.resume_from_checkpoint else None
         if str(resume) == str(self.store):
             resume = None

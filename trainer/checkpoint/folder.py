@@ -2,26 +2,65 @@
 # Copyright: the Muster developers
 """Checkpoints in a folder. All ranks write into `step-N.tmp`; then rank 0 adds the manifest and renames the folder to `step-N`."""
 
+import hashlib
 import json
 import os
 import re
 import shutil
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch.distributed.checkpoint as dcp
 
-SCHEMA = "muster.checkpoint/1"
+SCHEMA = "muster.checkpoint/2"
+Files = dict[str, tuple[int, str]]  # name → bytes and SHA-256
 
 
-def checked(text: str | bytes) -> dict[str, Any] | None:
-    """The manifest in `text`, or None if it is not one of ours."""
-    try:
-        manifest: dict[str, Any] = json.loads(text)
-        return manifest if manifest["schema"] == SCHEMA and isinstance(manifest["files"], dict) else None
-    except (ValueError, KeyError, TypeError):
-        return None
+class Writing:
+    """A file while it is written, with the number of bytes and their checksum."""
+
+    def __init__(self, file: Any) -> None:
+        self.file, self.bytes, self.sum = file, 0, hashlib.sha256()
+
+    def write(self, content: Any) -> Any:
+        self.bytes += memoryview(content).nbytes
+        self.sum.update(content)
+        return self.file.write(content)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.file, name)
+
+
+class Summed:
+    """A file system of DCP that notes the bytes and checksum of each file written through it."""
+
+    def __init__(self, system: Any) -> None:
+        self.system = system
+        self.files: Files = {}
+
+    @contextmanager
+    def create_stream(self, path: Any, mode: str) -> Generator[Any, None, None]:
+        with self.system.create_stream(path, mode) as file:
+            writing = Writing(file)
+            yield writing
+        self.files[Path(path).name] = (writing.bytes, writing.sum.hexdigest())
+
+    def rename(self, path: Any, new_path: Any) -> None:
+        self.system.rename(path, new_path)
+        self.files[Path(new_path).name] = self.files.pop(Path(path).name)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.system, name)
+
+
+def damage(files: Files, sizes: dict[str, int]) -> str:
+    """How the files that are there, with their sizes, differ from those of a manifest; empty if they do not."""
+    for name, (size, _) in files.items():
+        if (found := sizes.get(name)) != size:
+            return f"{name} is missing" if found is None else f"{name} has {found} bytes and not {size}"
+    return ""
 
 
 def numbered(names: Iterable[str]) -> list[int]:
@@ -41,15 +80,9 @@ class Folder:
     def path(self, step: int) -> str:
         return str(self.root / f"step-{step}")
 
-    def manifest(self, step: int) -> dict[str, Any] | None:
-        """The manifest of a complete checkpoint; None if a file is missing or has another size."""
-        folder = Path(self.path(step))
-        try:
-            manifest = checked((folder / "manifest.json").read_text())
-            whole = manifest and all((folder / name).stat().st_size == size for name, size in manifest["files"].items())
-        except OSError:
-            return None
-        return manifest if whole else None
+    def sizes(self, name: str) -> dict[str, int]:
+        """The files of the folder `name` with their sizes."""
+        return {path.name: path.stat().st_size for path in (self.root / name).iterdir()}
 
     def names(self) -> list[str]:
         return sorted(path.name for path in self.root.iterdir()) if self.root.is_dir() else []
@@ -66,12 +99,13 @@ class Folder:
         for left in self.root.glob("step-*.tmp"):
             shutil.rmtree(left)
 
-    def finish(self, step: int, facts: dict[str, Any]) -> None:
-        """Complete the checkpoint of `step`, whose files all ranks have written."""
+    def finish(self, step: int, manifest: dict[str, Any]) -> None:
+        """Complete the checkpoint of `step`, whose files all ranks have written; raises OSError if they are not all here."""
         target, temporary = Path(self.path(step)), Path(f"{self.path(step)}.tmp")
-        files = {path.name: path.stat().st_size for path in sorted(temporary.iterdir())}
+        if reason := damage(manifest["files"], self.sizes(temporary.name)):
+            raise OSError(f"{reason} on the host of rank 0")
         with (temporary / "manifest.json").open("w") as file:
-            json.dump({"schema": SCHEMA, "step": step, "files": files} | facts, file, indent=1)
+            json.dump(manifest, file, indent=1)
             file.flush()
             os.fsync(file.fileno())
         if target.exists():
@@ -79,7 +113,8 @@ class Folder:
         temporary.rename(target)
 
     def remove(self, step: int) -> None:
-        shutil.rmtree(self.path(step))
+        # Rename it first: if this run is killed here, the rest is no complete checkpoint.
+        shutil.rmtree(Path(self.path(step)).rename(f"{self.path(step)}.tmp"))
 
     def drop(self, step: int) -> None:
         """Remove the files of a checkpoint that failed. The disk may be full, so every byte counts."""

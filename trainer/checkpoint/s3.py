@@ -12,7 +12,7 @@ from typing import Any
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.filesystem import FileSystemBase
 
-from trainer.checkpoint.folder import SCHEMA, checked, numbered
+from trainer.checkpoint.folder import damage, numbered
 from trainer.cli import UsageError
 
 
@@ -118,12 +118,6 @@ class Bucket:
         pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=prefix)
         return {entry["Key"].removeprefix(prefix): entry["Size"] for page in pages for entry in page.get("Contents", [])}
 
-    def manifest(self, step: int) -> dict[str, Any] | None:
-        text = self.read(f"step-{step}/manifest.json")
-        manifest = checked(text) if text else None
-        sizes = self.sizes(f"step-{step}")
-        return manifest if manifest and all(sizes.get(name) == size for name, size in manifest["files"].items()) else None
-
     def names(self) -> list[str]:
         prefix = self.key("") if self.prefix else ""
         pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=prefix, Delimiter="/")
@@ -144,8 +138,9 @@ class Bucket:
             if self.read(f"step-{step}/manifest.json") is None:
                 self.drop(step)
 
-    def finish(self, step: int, facts: dict[str, Any]) -> None:
-        manifest = {"schema": SCHEMA, "step": step, "files": self.sizes(f"step-{step}")} | facts
+    def finish(self, step: int, manifest: dict[str, Any]) -> None:
+        if reason := damage(manifest["files"], self.sizes(f"step-{step}")):
+            raise OSError(reason)
         self.write(f"step-{step}/manifest.json", json.dumps(manifest, indent=1))
 
     def remove(self, step: int) -> None:

@@ -7,7 +7,7 @@ import errno
 import re
 import threading
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,8 +19,10 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from trainer.checkpoint.store import Store, complete_steps
+from trainer.checkpoint.folder import SCHEMA, Summed
+from trainer.checkpoint.store import Store, complete_steps, manifest_of
 from trainer.cli import TrainerError, UsageError
+from trainer.comm import first_does
 
 FULL = {errno.ENOSPC: "no space is left", errno.EDQUOT: "the quota is used up", errno.EFBIG: "the limit of a file's size is reached"}
 HALF = re.compile(r"PytorchStreamWriter failed|file write failed|unexpected pos")  # what torch.save says when the disk is full
@@ -105,34 +107,28 @@ class Saver:
 
     def _write(self, step: int, state: dict[str, Any], facts: dict[str, Any]) -> None:
         began = time.monotonic()
-        first = dist.get_rank() == 0
         try:
-            self._together(self.store.clean if first else None)
-            dcp.save(state, storage_writer=self.store.writer(step), process_group=self.group)
-            self._together((lambda: self._finish(step, facts)) if first else None)
+            first_does(self.store.clean, self.group)
+            writer = self.store.writer(step)
+            writer.fs = written = Summed(writer.fs)
+            dcp.save(state, storage_writer=writer, process_group=self.group)
+            everyone: list[Any] = [None] * dist.get_world_size()
+            dist.all_gather_object(everyone, written.files, group=self.group)
+            files = {name: sizes for part in everyone for name, sizes in part.items()}
+            first_does(lambda: self._finish(step, {"schema": SCHEMA, "step": step, "files": files} | facts), self.group)
         except FAILURES as error:
             self.error = error
-            if first:
+            if dist.get_rank() == 0:
                 self.store.drop(step)
             return
         self.seconds = max(self.seconds, time.monotonic() - began)
         self.done = (self.store.path(step), step, time.monotonic() - began)
 
-    def _together(self, work: Callable[[], None] | None) -> None:
-        """Rank 0 does `work` while the others wait; all of them raise its error."""
-        failed: list[Any] = [None]
-        if work:
-            try:
-                work()
-            except Exception as error:
-                failed = [error]
-        dist.broadcast_object_list(failed, src=0, group=self.group)
-        if failed[0]:
-            raise failed[0]
-
-    def _finish(self, step: int, facts: dict[str, Any]) -> None:
-        self.store.finish(step, facts)
-        for old in complete_steps(self.store)[: -self.keep] if self.keep else []:
+    def _finish(self, step: int, manifest: dict[str, Any]) -> None:
+        self.store.finish(step, manifest)
+        # Newer checkpoints were damaged, so that this run did not resume from them: they do not count.
+        complete = [old for old in complete_steps(self.store) if old <= step]
+        for old in complete[: -self.keep] if self.keep else []:
             self.store.remove(old)
 
     def _raise(self) -> None:
@@ -173,7 +169,7 @@ def load(
 
     Raises UsageError if `identity` differs from the checkpoint's, or if its files cannot be read.
     """
-    manifest = store.manifest(step)
+    manifest = manifest_of(store, step)
     assert manifest is not None
     path = store.path(step)
     for key, value in identity.items():

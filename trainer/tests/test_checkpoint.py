@@ -2,6 +2,7 @@
 # Copyright: the Muster developers
 """Checkpoints on S3, on a full disk, of other programs, and before the machines are taken away; export, prove-resume and bench."""
 
+import hashlib
 import json
 import os
 import resource
@@ -22,10 +23,10 @@ pytest.importorskip("torch", reason=NO_TORCH)
 import torch
 
 from trainer import export, hf, prove
-from trainer.checkpoint.folder import Folder
+from trainer.checkpoint.folder import SCHEMA, Folder
 from trainer.checkpoint.s3 import Bucket, Ranged
 from trainer.checkpoint.saver import Stage
-from trainer.checkpoint.store import complete_steps, foreign
+from trainer.checkpoint.store import changed, complete_steps, foreign
 from trainer.cli import UsageError
 from trainer.launch import EXIT_STOPPED, StopFlag
 from trainer.models import Shape
@@ -89,13 +90,19 @@ def test_an_object_is_read_in_parts_and_a_short_one_is_no_checkpoint(s3: dict[st
     client.create_bucket(Bucket="parts")
     client.put_object(Bucket="parts", Key="one/step-3/data", Body=b"0123456789")
     store = Bucket("s3://parts/one")
-    store.finish(3, {})
+    files = {"data": [10, hashlib.sha256(b"0123456789").hexdigest()]}
+    with pytest.raises(OSError, match="other is missing"):
+        store.finish(3, {"schema": SCHEMA, "files": files | {"other": [1, ""]}})
+    store.finish(3, {"schema": SCHEMA, "files": files})
     assert complete_steps(store) == [3]
     file, part = Ranged(client, "parts", "one/step-3/data"), bytearray(3)
     file.seek(2)
     assert (file.readinto(part), part, file.tell()) == (3, b"234", 5)
     file.seek(-2, os.SEEK_END)
     assert (file.read(), file.read()) == (b"89", b"")
+    assert changed(store, 3) == ""
+    client.put_object(Bucket="parts", Key="one/step-3/data", Body=b"0123456798")
+    assert changed(store, 3) == "the checksum of data differs"
     client.put_object(Bucket="parts", Key="one/step-3/data", Body=b"012345678")
     assert complete_steps(store) == []
 
@@ -122,17 +129,36 @@ def test_no_space_keeps_the_last_good_one(asynchronous: str, tmp_path: Path, tok
     assert not list(tmp_path.glob("*.tmp"))
 
 
-def test_a_corrupt_checkpoint_is_one_sentence(tmp_path: Path, tokens: Path, undisturbed: Path) -> None:
-    shutil.copytree(undisturbed / "step-5", tmp_path / "step-5")
-    for path in (tmp_path / "step-5").glob("*.distcp"):
-        path.write_bytes(b"\0" * path.stat().st_size)
-    job = train(2, tmp_path, tokens, 6)
+def invert(path: Path) -> None:
+    """Invert 4 KiB in the middle of a file, which keeps its size: the damage that a disk does."""
+    content = bytearray(path.read_bytes())
+    middle = slice(len(content) // 2, len(content) // 2 + 4096)
+    content[middle] = bytes(255 - byte for byte in content[middle])
+    path.write_bytes(content)
+
+
+def test_a_changed_checkpoint_is_skipped_and_named(tmp_path: Path, tokens: Path, undisturbed: Path) -> None:
+    for step in (5, 10, 15):
+        shutil.copytree(undisturbed / f"step-{step}", tmp_path / f"step-{step}")
+    # Each rank reads its share of the files, so that different ranks find these.
+    invert(tmp_path / "step-15" / "__0_0.distcp")
+    invert(tmp_path / "step-10" / "__1_0.distcp")
+    job = train(2, tmp_path, tokens, 7, "--keep_checkpoints", "1")
+    assert job.end() == [0, 0], job.output()
+    for step, name in ((15, "__0_0.distcp"), (10, "__1_0.distcp")):
+        assert f"Skipped {tmp_path}/step-{step} is damaged: the checksum of {name} differs\n" in job.output()
+    assert [record.get("event") for record in records(tmp_path)][:3] == ["skipped", "skipped", "resume"]
+    assert {step: losses(undisturbed)[step] for step in (6, 7)} == losses(tmp_path)
+    assert [path.name for path in complete(tmp_path)] == ["step-7", "step-10", "step-15"], "a damaged one counts as kept"
+    invert(tmp_path / "step-7" / "__0_0.distcp")
+    job = train(2, tmp_path, tokens, 8)
     assert job.end() == [2, 2], job.output()
-    said = job.output().splitlines()[-1]
-    assert said.startswith(f"trainer: {tmp_path}/step-5 cannot be read (")
-    assert said.endswith("): remove it to resume from the one before it")
+    assert job.output().splitlines()[-1] == (
+        f"trainer: {tmp_path}/step-15 is damaged: the checksum of __0_0.distcp differs; no checkpoint before it is whole: "
+        "restore it, or remove it to start at step 0"
+    )
     assert job.output(1).strip() == ""
-    with pytest.raises(UsageError, match=r"step-5 cannot be read \("):
+    with pytest.raises(UsageError, match=r"step-15 is damaged: the checksum of __0_0\.distcp differs; choose another --step"):
         export.main(["--checkpoint_dir", str(tmp_path), "--out", str(tmp_path / "hf")])
 
 

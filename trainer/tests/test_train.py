@@ -113,6 +113,8 @@ def test_half_a_checkpoint_is_never_chosen(tmp_path: Path, tokens: Path, undistu
     job = train(2, tmp_path, tokens, 6)
     assert job.end() == [0, 0], job.output()
     assert "Resumed from step 5 (" in job.output()
+    size = largest.stat().st_size
+    assert f"Skipped {tmp_path}/step-15 is damaged: {largest.name} has {size} bytes and not {size + 1}\n" in job.output()
     assert losses(tmp_path)[6] == losses(undisturbed)[6]
     assert not (tmp_path / "step-20.tmp").exists()
 
