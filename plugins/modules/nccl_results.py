@@ -18,6 +18,7 @@ description:
   - Judges each row by itself, and never the average line. The test passes when it ended, no value is wrong, every requested size
     was measured, the rank count is proven by busbw/algbw, and every expected host took part.
   - Fails when the verdict is V(failed). The whole document is returned then as well.
+  - An output that stand-ins of a rehearsal printed is V(not_run). The task fails when it would have failed.
 attributes:
   check_mode:
     support: full
@@ -128,10 +129,19 @@ schema:
   returned: always
   sample: muster.nccl_results/1
 verdict:
-  description: V(passed) or V(failed), over all tables.
+  description: V(passed) or V(failed), over all tables; V(not_run) when stand-ins printed the output.
   type: str
   returned: always
   sample: passed
+rehearsed:
+  description: What the verdict would have been, V(passed) or V(failed).
+  type: str
+  returned: when stand-ins printed the output
+stand_ins:
+  description: The programs that printed the output and measured nothing.
+  type: list
+  elements: str
+  returned: when stand-ins printed the output
 reasons:
   description: One sentence per finding; empty when passed.
   type: list
@@ -199,7 +209,7 @@ tables:
       type: list
       elements: str
     verdict:
-      description: V(passed) or V(failed), of this table.
+      description: As above, of this table; and so is C(rehearsed).
       type: str
     reasons:
       description: The findings on this table.
@@ -211,8 +221,9 @@ from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.muster.fleet.plugins.module_utils.basics import read_text
 from ansible_collections.muster.fleet.plugins.module_utils.hardware.catalogue import CatalogueError
-from ansible_collections.muster.fleet.plugins.module_utils.health.nccl_judge import judge, refused
+from ansible_collections.muster.fleet.plugins.module_utils.health.nccl_judge import judge, refused, rehearsed
 from ansible_collections.muster.fleet.plugins.module_utils.health.nccl_results import COLLECTIVES, ResultsError, parse
+from ansible_collections.muster.fleet.plugins.module_utils.node import rehearsal
 
 
 def main():
@@ -258,9 +269,10 @@ def main():
         document = refused(error, expect)
     except CatalogueError as error:
         module.fail_json(msg=str(error))
+    document = rehearsed(document, rehearsal.named(text))
     for remark in document["remarks"][:5]:
         module.warn(remark)
-    if document["verdict"] == "failed":
+    if "failed" in (document["verdict"], document.get("rehearsed")):
         module.fail_json(msg="; ".join(document["reasons"][:5]), changed=False, **document)
     module.exit_json(changed=False, **document)
 

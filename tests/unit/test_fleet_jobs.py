@@ -75,8 +75,8 @@ def test_nodes_without_nvidia_gpus_run_on_gloo(kind):
 
 
 def test_one_rank_measures_nothing():
-    assert [job["skip"] for job in collectives("")] == ["one rank: nothing crosses a wire"]
-    assert {job["skip"] for job in collectives("g5.xlarge")} == {"one rank: nothing crosses a wire"}
+    assert [job["skip"] for job in collectives("")] == ["one rank: nothing crossed a wire"]
+    assert {job["skip"] for job in collectives("g5.xlarge")} == {"one rank: nothing crossed a wire"}
 
 
 def test_a_fleet_of_several_types_has_jobs_for_each():

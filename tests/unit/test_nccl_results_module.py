@@ -69,3 +69,22 @@ def test_hosts_and_the_failing_host_of_an_output_without_table(capsys: pytest.Ca
     assert "compute-2: Test NCCL failure common.cu:1044" in result["reasons"][0]
     assert "ranks are listed on compute-1, compute-2" in result["reasons"][0]
     assert result["reasons"][1] == "no rank ran on compute-3"
+
+
+@pytest.mark.parametrize(("hosts", "would"), [(["compute-1", "compute-2"], "passed"), (["compute-1", "compute-3"], "failed")])
+def test_what_stand_ins_printed_is_not_run_and_says_what_it_would_have_been(
+    capsys: pytest.CaptureFixture[str], hosts: list, would: str
+) -> None:
+    said = "muster rehearsal: all_reduce_perf is a stand-in for p5.48xlarge; it looked at no hardware\n"
+    text = (FIXTURES / "constructed-2.19.txt").read_text()
+    result = run(capsys, content=text + said, expect_ranks=16, expect_hosts=hosts)
+    assert (result["verdict"], result["rehearsed"], result["stand_ins"]) == ("not_run", would, ["all_reduce_perf"])
+    assert [(table["verdict"], table["rehearsed"]) for table in result["tables"]] == [("not_run", would)]
+    # The gate of a rehearsal fails where that of a fleet would.
+    assert result.get("failed", False) == (would == "failed")
+    assert "rehearsed" not in run(capsys, content=text, expect_ranks=16, expect_hosts=hosts)
+
+
+def test_a_stand_in_without_a_table_is_not_run(capsys: pytest.CaptureFixture[str]) -> None:
+    result = run(capsys, content="muster rehearsal: all_reduce_perf is a stand-in for p5.48xlarge; it looked at no hardware\n")
+    assert (result["failed"], result["verdict"], result["rehearsed"]) == (True, "not_run", "failed")

@@ -104,6 +104,23 @@ def test_a_rehearsal_says_so_in_its_first_line(folder: Path) -> None:
     assert "<header>\n<p>REHEARSAL of p5.48xlarge on stand-ins · Muster" in page
 
 
+@pytest.mark.parametrize("tables", [True, False])
+def test_collectives_that_stand_ins_measured_say_so(folder: Path, tables: bool) -> None:
+    path = folder / "jobs" / "collectives" / "nccl.json"
+    document = json.loads(path.read_text())
+    rehearsed = {"verdict": "not_run", "rehearsed": "passed"}
+    document.update(rehearsed, tables=[{**table, **rehearsed} for table in document["tables"]] if tables else [])
+    path.write_text(json.dumps(document))
+    report = logic.build(folder)
+    jsonschema.validate(report, SCHEMA)
+    assert {(entry["verdict"], entry["rehearsed"]) for entry in report["collectives"]} == {("not_run", "passed")}
+    page = render_html(report)
+    assert '<span class="tag not_run">rehearsal, would have passed</span>' in page
+    if tables:
+        assert any(line.startswith("busbw of stand-ins: all_reduce 1.05 GB/s") for line in logic.summary(report))
+        assert "busbw of stand-ins, all_reduce" in page
+
+
 def test_the_fleet_names_what_its_hosts_rehearse(folder: Path) -> None:
     document = json.loads((folder / "fleet.json").read_text())
     for host, kind in zip(document["hosts"], (None, "trn1.32xlarge", "p5.48xlarge"), strict=True):

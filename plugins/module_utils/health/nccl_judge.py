@@ -4,10 +4,12 @@
 
 """Judge the tables of nccl-tests: `judge(tables, expect)` gives the document `muster.nccl_results/1`:
 
-    {"schema", "verdict": "passed"|"failed", "reasons": [str], "remarks": [str], "failed_hosts": [str], "tables": [table]}
+    {"schema", "verdict": "passed"|"failed"|"not_run", "reasons": [str], "remarks": [str], "failed_hosts": [str], "tables": [table]}
     table: that of nccl_results.py + "verdict", "reasons", "remarks", "floors", "ceiling" (nccl_bounds.py)
 
 A reason fails the run, a remark does not. failed_hosts: those whose processes reported a failure.
+When stand-ins of a rehearsal printed the output, the verdicts are not_run, "rehearsed" has what they would have been, and "stand_ins" names
+the stand-ins.
 
 The average line of a table is not judged: it is the mean over all rows, so it changes with the smallest size of the sweep.
 """
@@ -47,6 +49,15 @@ def judge(tables: list[dict[str, Any]], expect: Optional[dict[str, Any]] = None)
         "failed_hosts": list(dict.fromkeys(host for table in tables for host in table["failed_hosts"])),
         "tables": judged,
     }
+
+
+def rehearsed(document: dict[str, Any], stand_ins: list[str]) -> dict[str, Any]:
+    """Return DOCUMENT as one of a rehearsal, when STAND_INS (names) printed what it judges."""
+    if not stand_ins:
+        return document
+    would = document["verdict"]
+    tables = [{**table, "verdict": "not_run", "rehearsed": table["verdict"]} for table in document["tables"]]
+    return {**document, "verdict": "not_run", "rehearsed": would, "stand_ins": stand_ins, "tables": tables}
 
 
 def _named(tables: list[dict[str, Any]], key: str) -> list[str]:

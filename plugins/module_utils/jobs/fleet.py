@@ -136,7 +136,7 @@ def collectives(fleet, asked, trainer, prefix):
         ranks = int(want["procs_per_node"])
         kind = part["type"] if want["backend"] == "nccl" else ""
         common = {"type": kind, "hosts": part["hosts"], "ranks": nodes * ranks, "floors": want.get("floors") or [], "real": None}
-        common["skip"] = "one rank: nothing crosses a wire" if nodes * ranks == 1 else ""
+        common["skip"] = "one rank: nothing crossed a wire" if nodes * ranks == 1 else ""
         sweep = ["-b", str(want["min_bytes"]), "-e", str(want["max_bytes"]), "-f", "2", "-n", str(want["iterations"])]
         if want["backend"] == "gloo":
             command = ["python", "-m", "trainer.collectives", "--ops", ",".join(want["ops"]), *sweep, "--backend", "gloo"]

@@ -63,7 +63,7 @@ def collectives(entries: list[dict[str, Any]]) -> str:
                 text("%.2f GB/s at %s" % (best["busbw"], human_size(best["size"])) if best else "none"),
                 text(_gbps(_floor(entry, best["size"]) if best else None)),
                 text(_gbps(entry["ceiling"])),
-                tag(entry["verdict"], entry["verdict"]) + "".join("<br>%s" % text(said) for said in entry["reasons"] + entry["remarks"]),
+                tag(entry["verdict"], _verdict(entry)) + "".join("<br>%s" % text(said) for said in entry["reasons"] + entry["remarks"]),
             ]
         )
     parts.append(table(columns, rows, "stack"))
@@ -76,6 +76,11 @@ def collectives(entries: list[dict[str, Any]]) -> str:
         body = table([("Size", ""), *((one.label, "number") for one in drawn)], cells)
         parts.append("<details><summary>busbw in GB/s as a table</summary>%s</details>" % body)
     return section("Collectives", "\n".join(parts), "collectives")
+
+
+def _verdict(entry: dict[str, Any]) -> str:
+    """Return the verdict in words, and what it would have been where stand-ins printed the table."""
+    return "rehearsal, would have %s" % entry["rehearsed"] if entry.get("rehearsed") else entry["verdict"]
 
 
 def _floor(entry: dict[str, Any], size: int) -> Any:

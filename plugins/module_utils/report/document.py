@@ -173,6 +173,8 @@ def _collectives(folder: Path, job: str, notes: list[str]) -> list[dict[str, Any
         rows = [{key: row[key] for key in ("size", "placement", "time_us", "algbw", "busbw", "wrong")} for row in table["rows"]]
         kept = {key: table[key] for key in ("program", "collective", "ranks", "ranks_proven", "hosts", "verdict", "reasons")}
         # Documents of earlier releases lack these.
+        if table.get("rehearsed"):
+            kept["rehearsed"] = table["rehearsed"]
         kept.update(floors=table.get("floors") or [], ceiling=table.get("ceiling"), remarks=table.get("remarks") or [])
         # Prefer the out-of-place rows, which the plot shows.
         best = max(rows, key=lambda row: (row["placement"] == "out_of_place", row["busbw"]), default=None)
@@ -190,7 +192,10 @@ def _collectives(folder: Path, job: str, notes: list[str]) -> list[dict[str, Any
             "best": None,
             "rows": [],
         }
-        found.append({"job": job, **blank, "verdict": document.get("verdict") or "failed", "reasons": document.get("reasons") or []})
+        said = {"verdict": document.get("verdict") or "failed", "reasons": document.get("reasons") or []}
+        if document.get("rehearsed"):
+            said["rehearsed"] = document["rehearsed"]
+        found.append({"job": job, **blank, **said})
     return found
 
 
@@ -269,7 +274,8 @@ def summary(report: dict[str, Any], folder: Optional[Path] = None) -> list[str]:
         if entry["best"]
     ]
     if bests:
-        lines.append("busbw: %s%s" % (", ".join(bests), _origin(stored, (entry["job"] for entry in report["collectives"]))))
+        stood_in = " of stand-ins" if any(entry.get("rehearsed") for entry in report["collectives"]) else ""
+        lines.append("busbw%s: %s%s" % (stood_in, ", ".join(bests), _origin(stored, (entry["job"] for entry in report["collectives"]))))
     for entry in report["training"][:1]:
         speed = ", %.2f samples/s" % entry["samples_per_s"] if entry["samples_per_s"] is not None else ""
         again = ", resumed %s" % _plural(entry["resumes"], "time") if entry["resumes"] else ""

@@ -68,7 +68,10 @@ def _header(report: dict[str, Any]) -> str:
         (e for e in report["collectives"] if e["best"]), key=lambda e: (e["collective"] == "all_reduce", e["best"]["busbw"]), default=None
     )
     if best:
-        figures.append(("busbw, %s" % best["collective"], "%.2f GB/s" % best["best"]["busbw"], "at %s" % human_size(best["best"]["size"])))
+        of = " of stand-ins" if best.get("rehearsed") else ""
+        figures.append(
+            ("busbw%s, %s" % (of, best["collective"]), "%.2f GB/s" % best["best"]["busbw"], "at %s" % human_size(best["best"]["size"]))
+        )
     for entry in report["training"][:1]:
         figures.append(
             ("Training loss", "%.3f → %.3f" % (entry["first_loss"], entry["last_loss"]), "steps %(first_step)d to %(last_step)d" % entry)
