@@ -26,6 +26,15 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 EXPERT = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "mixtral": "MixtralForCausalLM"}
 
+# Fields of config.json that this trainer supports with one value only, and those that change neither the logits nor the training.
+ONLY = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "attention_dropout": 0, "router_jitter_noise": 0}
+ONLY |= {"partial_rotary_factor": 1, "rope_parameters.partial_rotary_factor": 1, "is_encoder_decoder": False, "add_cross_attention": False}
+IRRELEVANT = re.compile(
+    "model_type|architectures|_name_or_path|transformers_version|(torch_)?dtype|initializer_range|use_cache|pretraining_tp|output_.*|"
+    "(bos|eos|pad|unk)_token_id|id2label|label2id|problem_type|return_dict|max_length|chunk_size_feed_forward|tokenizer_class|torchscript|"
+    "is_decoder|_attn_implementation_autoset"
+)
+
 
 def folder_of(name: str) -> Path:
     """The folder of a checkpoint: `name` itself, or a copy of the hub's model `name`, which is fetched if missing. Raises TrainerError."""
@@ -46,50 +55,73 @@ def folder_of(name: str) -> Path:
 
 
 def shape_from(folder: Path, given: dict[str, Any]) -> Shape:
-    """The shape in config.json, with samples of --max_context_width (at most 4096 tokens if not given). Raises UsageError."""
+    """The shape in config.json, with samples of --max_context_width (at most 4096 tokens if not given). Raises UsageError, also for a
+    field that is not used here and may change what the model computes."""
+    file, other = folder / "config.json", "choose another --init_from"
     try:
-        config = json.loads((folder / "config.json").read_text())
+        config = json.loads(file.read_text())
         kind = config["model_type"]
-    except (OSError, ValueError, KeyError, TypeError):
-        raise UsageError(f"{folder}/config.json cannot be read as a model's configuration: choose another --init_from") from None
-    if kind not in ARCHITECTURES:
-        raise UsageError(f"{folder} holds a model of type {kind}; known are {', '.join(ARCHITECTURES)}: choose another --init_from")
-    # Newer files describe the rotary embedding in rope_parameters.
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    stretch = rope.get("rope_type", rope.get("type", "default"))
-    if stretch not in ("default", "llama3"):
-        raise UsageError(f"{folder} stretches its rotary embedding by {stretch}; only llama3 is supported: choose another --init_from")
-    heads, hidden = config["num_attention_heads"], config["hidden_size"]
-    if config.get("head_dim") not in (None, hidden // heads) or config.get("attention_bias") or config.get("mlp_bias"):
-        raise UsageError(f"{folder} has heads of another width or biases, which are not supported: choose another --init_from")
-    # We have no sliding window, so a sample must fit into the model's.
-    limit = min(config.get("max_position_embeddings") or 4096, config.get("sliding_window") or 2**31)
+        if kind not in ARCHITECTURES:
+            raise UsageError(f"{folder} holds a model of type {kind}; known are {', '.join(ARCHITECTURES)}: {other}")
+        # Newer files describe the rotary embedding in rope_parameters.
+        rope = (config.pop("rope_scaling", None) or {}) | (config.pop("rope_parameters", None) or {})
+        parts, left = parts_from(config, rope, mixture=kind == "mixtral")
+        for name, value in left.items():
+            if value is not None and not IRRELEVANT.fullmatch(name) and (name not in ONLY or value != ONLY[name]):
+                raise UsageError(
+                    f"{file} has {name} {value}, which this trainer does not support: {other}, or remove a field without effect"
+                )
+        for name, value in given.items():
+            if value is not None and name != "max_context_width" and parts.get(name, value) != value:
+                raise UsageError(f"--{name} {value} differs from the {parts[name]} of {folder}: leave it out")
+        return Shape(**parts, max_context_width=given.get("max_context_width") or min(parts["context_limit"], 4096))
+    except (OSError, ValueError, ArithmeticError, LookupError, TypeError, AttributeError) as error:
+        raise UsageError(f"{file} cannot be read as a model's configuration ({type(error).__name__}: {error}): {other}") from None
+
+
+def parts_from(config: dict[str, Any], rope: dict[str, Any], mixture: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The fields of a Shape, and what is left of `config` and of its part `rope`."""
+    left = config | {f"rope_parameters.{name}": value for name, value in rope.items()}
+
+    def count(name: str, default: int | None = None) -> int:
+        value = left.pop(name, None)
+        value = default if value is None else value
+        if type(value) is not int or value < 1:
+            raise ValueError(f"{name} is {value}")
+        return value
+
+    def amount(*names: str, default: float | None = None) -> float:
+        values = [value for name in names if (value := left.pop(name, None)) is not None]
+        return float(values[0] if values else default)  # type: ignore[arg-type]
+
+    heads, hidden = count("num_attention_heads"), count("hidden_size")
     parts: dict[str, Any] = {
         "hidden_width": hidden,
-        "num_layers": config["num_hidden_layers"],
+        "num_layers": count("num_hidden_layers"),
         "num_heads": heads,
-        "num_key_value_heads": config.get("num_key_value_heads") or heads,
-        "intermediate_size": config["intermediate_size"],
-        "vocab_size": config["vocab_size"],
-        "rope_theta": float(config.get("rope_theta") or rope.get("rope_theta") or ROPE_THETA["llama_v2"]),
-        "context_limit": limit,
-        "tied": bool(config.get("tie_word_embeddings", False)),
-        "norm_eps": config.get("rms_norm_eps", 1e-6),
+        "num_key_value_heads": count("num_key_value_heads", heads),
+        "intermediate_size": count("intermediate_size"),
+        "vocab_size": count("vocab_size"),
+        "rope_theta": amount("rope_theta", "rope_parameters.rope_theta", default=ROPE_THETA["llama_v2"]),
+        # We have no sliding window, so a sample must fit into the model's.
+        "context_limit": min(count("max_position_embeddings", 4096), count("sliding_window", 2**31)),
+        "tied": left.pop("tie_word_embeddings", False) is True,
+        "norm_eps": amount("rms_norm_eps", default=1e-6),
     }
-    if stretch == "llama3":
-        parts |= {
-            "rope_factor": float(rope["factor"]),
-            "rope_low": float(rope["low_freq_factor"]),
-            "rope_high": float(rope["high_freq_factor"]),
-            "rope_original": rope["original_max_position_embeddings"],
-        }
-    if kind == "mixtral":
-        parts |= {"num_experts": config["num_local_experts"], "experts_per_token": config["num_experts_per_tok"]}
-        parts |= {"aux_loss": config.get("router_aux_loss_coef", 0.02)}
-    for name, value in given.items():
-        if value is not None and name != "max_context_width" and parts.get(name, value) != value:
-            raise UsageError(f"--{name} {value} differs from the {parts[name]} of {folder}: leave it out")
-    return Shape(**parts, max_context_width=given.get("max_context_width") or min(limit, 4096))
+    if left.get("head_dim") == hidden // heads:
+        del left["head_dim"]
+    kind = left.pop("rope_parameters.rope_type", "default")
+    old = left.pop("rope_parameters.type", kind)
+    if "llama3" in (kind, old):
+        for name, theirs in (("rope_factor", "factor"), ("rope_low", "low_freq_factor"), ("rope_high", "high_freq_factor")):
+            parts[name] = amount(f"rope_parameters.{theirs}")
+        parts["rope_original"] = count("rope_parameters.original_max_position_embeddings")
+    elif (kind, old) != ("default", "default"):
+        left = {"rope_parameters.rope_type": old if kind == "default" else kind} | left
+    if mixture:
+        parts |= {"num_experts": count("num_local_experts"), "experts_per_token": count("num_experts_per_tok")}
+        parts["aux_loss"] = amount("router_aux_loss_coef", default=0.02)
+    return parts, left
 
 
 def config_of(shape: Shape, dtype: torch.dtype) -> dict[str, Any]:

@@ -120,8 +120,21 @@ def checkpoint(folder: Path, **changes: Any) -> Path:
     ("changes", "given", "sentence"),
     [
         ({"model_type": "gpt2"}, {}, "holds a model of type gpt2; known are llama, mistral, mixtral"),
-        ({"rope_parameters": {"rope_type": "yarn"}}, {}, "stretches its rotary embedding by yarn"),
-        ({"attention_bias": True}, {}, "has heads of another width or biases"),
+        ({"rope_parameters": {"rope_type": "yarn"}}, {}, "config.json has rope_parameters.rope_type yarn, which this trainer does"),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}, "rope_parameters": None}, {}, "has rope_parameters.rope_type linear, which"),
+        (
+            {"attention_bias": True},
+            {},
+            "config.json has attention_bias True, which",
+        ),
+        ({"hidden_act": "gelu"}, {}, "config.json has hidden_act gelu, which this trainer does not support: choose another --init_from"),
+        ({"head_dim": 16}, {}, "has head_dim 16, which"),
+        (
+            {"logit_scale": 0.5},
+            {},
+            "has logit_scale 0.5, which",
+        ),
+        ({"quantization_config": {"bits": 4}}, {}, "has quantization_config {'bits': 4}, which"),
         ({"num_hidden_layers": 5}, {}, "has no model.layers.4.input_layernorm.weight: it is the checkpoint of another kind of model"),
         ({"intermediate_size": 256}, {}, "has the size [128, 64] and not [256, 64]"),
         ({}, {"num_layers": 3}, "--num_layers 3 differs from the 4 of"),
@@ -133,6 +146,27 @@ def test_a_foreign_checkpoint_is_refused(changes: dict[str, Any], given: dict[st
     with pytest.raises(UsageError, match=re.escape(sentence)):
         shape = hf.shape_from(folder, given)
         ours(shape, hf.source(folder, shape))
+
+
+WRONG: tuple[Any, ...] = (None, "x", -1, 0.5, [], {})
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_every_field_of_a_config_is_used_or_known(name: str, tmp_path: Path) -> None:
+    """transformers' own files are read with all their fields. A missing field or a wrong type is one sentence at most."""
+    shape = shape_of(name, None, {})
+    whole = json.loads(theirs(shape).config.to_json_string(use_diff=False))
+    (tmp_path / "config.json").write_text(json.dumps(whole))
+    assert hf.shape_from(tmp_path, {"max_context_width": 64}) == shape
+    broken: list[dict[str, Any]] = [{key: value for key, value in whole.items() if key != name} for name in whole]
+    broken += [whole | {name: value} for name in whole for value in WRONG]
+    text = json.dumps(whole)
+    for content in [json.dumps(config) for config in broken] + [text[: len(text) // 2], "[]", "1", '"x"']:
+        (tmp_path / "config.json").write_text(content)
+        try:
+            assert isinstance(hf.shape_from(tmp_path, {}), Shape)
+        except UsageError as error:
+            assert "\n" not in str(error)
 
 
 def test_a_damaged_checkpoint_is_refused(tmp_path: Path) -> None:
