@@ -114,6 +114,11 @@ def test_a_live_fleet_keeps_its_types(inventory, tmp_path: Path) -> None:
             "types: {compute: p5.48xlrage}\n",
             "only a type with GPUs or Neuron devices. The catalogue has no instance type p5.48xlrage; the nearest are p5",
         ),
+        (
+            "types: {compute: c7i.large}\n",
+            "only a type with GPUs or Neuron devices. The catalogue has no instance type c7i.large;",
+        ),
+        ("types: {compute: dl1.24xlarge}\n", "Muster does not support dl1.24xlarge (Gaudi): no role installs Habana's driver"),
         ("types: {compte: p5.48xlarge}\n", "The layout gives compte a type: its kinds of nodes are controller, compute, login"),
         ("comptue: 3\n", "unknown option comptue; the nearest is compute"),
     ],

@@ -190,7 +190,7 @@ LAUNCH = {
             "the launch must have 32 EFA interfaces and has 16, because a rail that is missing slows every collective",
         ),
         ({"interfaces": P5[:1]}, "the launch must have 32 EFA interfaces and has 0, because"),
-        ({"threads_per_core": 1}, "the launch must leave 2 threads per core, because Slurm's line of the node has the type's own threads"),
+        ({"threads_per_core": 1}, "the launch must leave 2 threads per core, because jobs ask for the type's own CPUs"),
     ],
 )
 def test_live_nodes_are_refused_by_how_they_were_launched(tmp_path: Path, changes: dict, says: str) -> None:

@@ -57,7 +57,10 @@ done"""
 # In a container the image's own value of a variable would win, unless --container-env names it.
 CONTAINER_ENVIRONMENT = """\
 files="/etc/profile.d/muster-nccl.sh /etc/profile.d/muster-neuron.sh"
-container_env=%s$(sed -n 's/.*export \\([A-Za-z0-9_]*\\)=.*/,\\1/p' $files 2>/dev/null | tr -d '\\n' || true)"""
+container_env=$({
+  printf '%%s\\n' %s
+  sed -n 's/.*export \\([A-Za-z0-9_]*\\)=.*/\\1/p' $files 2>/dev/null || true
+} | sort -u | paste -sd,)"""
 # The same names that torchrun gives to a rank, so a program need not know what started it.
 RANK_ENVIRONMENT = 'export RANK="$SLURM_PROCID" LOCAL_RANK="$SLURM_LOCALID" WORLD_SIZE="$SLURM_NTASKS" LOCAL_WORLD_SIZE=%d; %s'
 RETRY = """\
@@ -139,7 +142,7 @@ def render_sbatch(document, identity, folder, stop_at=(), gpus=0):
     start = " ".join(shlex.quote(word) for word in srun)
     if document["image"]:
         names = sorted([*document["env"], *document["secrets"], "MASTER_ADDR"])
-        lines.append(CONTAINER_ENVIRONMENT % ",".join(names))
+        lines.append(CONTAINER_ENVIRONMENT % " ".join(names))
         start += ' --container-env="$container_env"'
     profile = profiled(document)
     if torchrun:

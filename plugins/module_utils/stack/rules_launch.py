@@ -82,8 +82,8 @@ def arm_ami(case):
 @rule(
     "launch-threads",
     "launch",
-    reason="Slurm's line of the node has the type's own threads, and drains a node with fewer",
-    source="Amazon EC2, CpuOptions; Slurm slurm.conf manual",
+    reason="jobs ask for the type's own CPUs, and so does a line of Slurm that nobody measured",
+    source="Amazon EC2, CpuOptions; jobs/fleet.py; Slurm slurm.conf manual",
 )
 def launch_threads(case):
     threads = case.type("threads_per_core")
