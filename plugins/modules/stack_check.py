@@ -15,6 +15,8 @@ description:
     would work.
   - A rule whose input is missing has not run and says which it is; it never counts as passed.
   - Looks at its options only, so it runs anywhere, which is mostly the Ansible controller.
+extends_documentation_fragment:
+  - muster.fleet.rules
 options:
   stack:
     description: The stack, whole, as the lookup P(muster.fleet.stack#lookup) gives it.
@@ -29,30 +31,10 @@ options:
     description: Operating system as stacks name it; without it the rules about systems do not run.
     type: str
     default: ""
-  scopes:
-    description: Which rules are asked.
-    type: list
-    elements: str
-    choices: [stack, launch, env]
-    default: [stack]
-  launch:
-    description: >-
-      How instances are asked for: C(market), C(platform), C(managed), C(availability_zones), C(subnets), C(placement_group), C(public_ip),
-      C(interfaces) (each with C(card), C(device) and C(type)), C(security_group) (C(from_self) and C(to_self)) and C(ami) (C(boot_mode),
-      C(arch) and C(system)) and C(threads_per_core).
-    type: dict
-    default: {}
   kernel:
     description: Release of the kernel; without it the oldest that O(system) boots with.
     type: str
     default: ""
-  env:
-    description: Environment of a job.
-    type: dict
-  nodes:
-    description: Number of nodes of the job; 0 when it is not known.
-    type: int
-    default: 0
   others:
     description: Other stacks; RV(results[].stacks_that_work) names those that are not refused where O(stack) is.
     type: list
@@ -172,7 +154,7 @@ def main():
             "instance_types": {"type": "list", "elements": "str", "required": True},
             "system": {"type": "str", "default": ""},
             "scopes": {"type": "list", "elements": "str", "choices": list(SCOPES), "default": ["stack"]},
-            "launch": {"type": "dict", "default": {}},
+            "launch": {"type": "dict"},
             "kernel": {"type": "str", "default": ""},
             "env": {"type": "dict"},
             "nodes": {"type": "int", "default": 0},

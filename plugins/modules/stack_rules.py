@@ -17,7 +17,11 @@ description:
     type of the catalogue at least.
   - A host's C(muster_rule_overrides), a mapping of rules to reasons, lets its stack pass in spite of these rules. An unknown rule and an
     empty reason are refused. An override that is in force is in the report and in the manifest.
+  - Without O(launch) counts what C(muster.fleet.aws_fleet) says of live instances (C(muster_launch)); where nothing is said, the rules of
+    launches have not run. O(env) is laid over the variables that the nodes set for their type and stack.
   - Runs on the controller and needs no connection. M(muster.fleet.stack_check) explains a stack that no host has.
+extends_documentation_fragment:
+  - muster.fleet.rules
 options:
   hosts:
     description: The hosts. Without it all hosts of the play.
@@ -28,12 +32,6 @@ options:
     type: list
     elements: str
     default: []
-  scopes:
-    description: Which rules are asked.
-    type: list
-    elements: str
-    choices: [stack, launch, env]
-    default: [stack]
   instance_type:
     description: An instance type that counts instead of those of the hosts. One that the catalogue does not have has no accelerator.
     type: str
@@ -43,18 +41,6 @@ options:
   system:
     description: An operating system, as stacks name it, that counts instead of those of the hosts.
     type: str
-  launch:
-    description: >-
-      How instances are requested, as M(muster.fleet.stack_check) takes it. Without it, what C(muster.fleet.aws_fleet) says of live ones
-      (C(muster_launch)); where nothing is said, the rules of V(launch) have not run.
-    type: dict
-  env:
-    description: Environment of a job. It is laid over the variables that the nodes set for their type and stack.
-    type: dict
-  nodes:
-    description: Number of nodes of the job; 0 when it is not known.
-    type: int
-    default: 0
   container:
     description: Whether the stack is that of a container, which has the driver of its host.
     type: bool

@@ -23,7 +23,7 @@ HARDWARE, RULES = UTILS + "hardware/", UTILS + "stack/rules_"
 # Field of instance_type() -> a file that reads it.
 READERS = {
     "name": "plugins/plugin_utils/stack_hosts.py",
-    "family": RULES + "stack.py",
+    "family": RULES + "gpu.py",
     "arch": RULES + "launch.py",
     "vcpus": UTILS + "jobs/fleet.py",
     "cores": HARDWARE + "catalogue.py",
@@ -38,7 +38,7 @@ READERS = {
     "accelerator": UTILS + "jobs/fleet.py",
     "gpu_model": HARDWARE + "gpu.py",
     "gpu_arch": HARDWARE + "nvidia_driver.py",
-    "compute_capability": RULES + "stack.py",
+    "compute_capability": RULES + "cuda.py",
     "gpu_pci": HARDWARE + "gpu.py",
     "gpus": UTILS + "jobs/fleet.py",
     "gpu_memory_mib": HARDWARE + "gpu.py",
@@ -54,7 +54,7 @@ READERS = {
     "efa_counts": HARDWARE + "efa.py",
     "efa_gbps": HARDWARE + "catalogue.py",
     "rdma": HARDWARE + "nccl_env.py",
-    "gpudirect_rdma": RULES + "stack.py",
+    "gpudirect_rdma": RULES + "efa.py",
     "network_cards": RULES + "launch.py",
     "interfaces": HARDWARE + "efa.py",
     "full_speed_bytes": UTILS + "jobs/fleet.py",

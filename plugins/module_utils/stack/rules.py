@@ -6,11 +6,21 @@
 from __future__ import annotations
 
 from ansible_collections.muster.fleet.plugins.module_utils.basics import closest
-from ansible_collections.muster.fleet.plugins.module_utils.stack import rules_env, rules_launch, rules_stack
+from ansible_collections.muster.fleet.plugins.module_utils.stack import (
+    rules_cuda,
+    rules_efa,
+    rules_env,
+    rules_gpu,
+    rules_jobs,
+    rules_launch,
+    rules_nccl,
+)
 from ansible_collections.muster.fleet.plugins.module_utils.stack.rule_case import RULES, SCOPES, Case, Missing
 
-# Each of them registers its rules.
-PARTS = (rules_stack, rules_launch, rules_env)
+# Each of them registered its rules when it was imported. The report has the rules in this order.
+PARTS = (rules_gpu, rules_cuda, rules_efa, rules_nccl, rules_jobs, rules_launch, rules_env)
+for registered in [each for part in PARTS for each in RULES.values() if each.function.__module__ == part.__name__]:
+    RULES[registered.name] = RULES.pop(registered.name)
 WORST_FIRST = ("refused", "warned", "not_run", "passed", "not_applicable")
 
 
