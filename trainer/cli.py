@@ -85,20 +85,19 @@ def flag(default: Any, kind: Callable[[str], Any], text: str, choices: Sequence[
     return field(default=default, metadata={"type": kind, "help": text, "choices": choices, "aliases": aliases})
 
 
-def number(kind: type, low: float, high: float = float("inf")) -> Callable[[str], Any]:
-    """A reader of numbers of `kind` from `low` to `high`, both included; argparse turns its error into a sentence."""
+def number(kind: type, low: float, high: float = float("inf"), below: bool = False) -> Callable[[str], Any]:
+    """A reader of finite numbers of `kind` from `low` to `high`, both included or below `high`; argparse makes its error a sentence."""
 
     def read(text: str) -> Any:
         try:
             value = kind(text)
-            if low <= value <= high:
+            if low <= value < high or (value == high < float("inf") and not below):
                 return value
         except ValueError:
             pass
         name = "a whole number" if kind is int else "a number"
-        raise argparse.ArgumentTypeError(
-            f"'{text}' is not {name} {f'of {low:g} or more' if high == float('inf') else f'from {low:g} to {high:g}'}"
-        )
+        span = f"of {low:g} or more" if high == float("inf") else f"from {low:g} to {'below ' * below}{high:g}"
+        raise argparse.ArgumentTypeError(f"'{text}' is not {name} {span}")
 
     return read
 
@@ -107,6 +106,7 @@ POSITIVE = number(int, 1)
 NATURAL = number(int, 0)
 AMOUNT = number(float, 0)
 FRACTION = number(float, 0, 1)
+DECAY = number(float, 0, 1, below=True)
 SWITCH = number(int, 0, 1)
 
 

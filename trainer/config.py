@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trainer.arguments import model_type
-from trainer.cli import AMOUNT, FRACTION, NATURAL, POSITIVE, SWITCH, Parser, UsageError, flag, number, window
+from trainer.cli import AMOUNT, DECAY, FRACTION, NATURAL, POSITIVE, SWITCH, Parser, UsageError, flag, number, window
 from trainer.models import PRESETS, ROPE_THETA
 
 LAYOUTS = ("full", "hybrid", "ddp")
@@ -55,7 +55,7 @@ class DataFlags:
     validation_freq: int | None = flag(None, POSITIVE, "steps between two validations (none if not given)")
     validation_batches: int = flag(10, POSITIVE, "batches of a validation")
     train_batch_size: int = flag(2, POSITIVE, "samples per rank and step")
-    seed: int = flag(12345, NATURAL, "decides the initial weights and the order of the samples")
+    seed: int = flag(12345, number(int, 0, 2**62), "decides the initial weights and the order of the samples")
 
 
 @dataclass(frozen=True)
@@ -95,10 +95,10 @@ class OptimiserFlags:
     lr_decay_iters: int | None = flag(None, POSITIVE, "steps until --min_lr (--max_steps if not given)")
     warmup: float = flag(0.0032, FRACTION, "share of the decay steps in which the rate rises")
     plateau: float = flag(0.0, FRACTION, "share of the decay steps after the warm-up in which the rate stays")
-    grad_clip: float = flag(1.0, AMOUNT, "highest norm of the gradient")
+    grad_clip: float = flag(1.0, AMOUNT, "highest norm of the gradient; 0 is no limit")
     weight_decay: float = flag(0.2, AMOUNT, "AdamW's weight decay, on matrices only")
-    beta1: float = flag(0.9, FRACTION, "AdamW's decay of the first moment")
-    beta2: float = flag(0.95, FRACTION, "AdamW's decay of the second moment")
+    beta1: float = flag(0.9, DECAY, "AdamW's decay of the first moment")
+    beta2: float = flag(0.95, DECAY, "AdamW's decay of the second moment")
 
 
 @dataclass(frozen=True)

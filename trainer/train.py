@@ -2,6 +2,7 @@
 # Copyright: the Muster developers
 """The training loop, readable from top to bottom in `Run.train`."""
 
+import errno
 import math
 import os
 import socket
@@ -16,8 +17,9 @@ import torch.distributed as dist
 
 from trainer import hf, optim
 from trainer.checkpoint.saver import Saver, load, state_of
-from trainer.checkpoint.store import Store, newest, open_store
-from trainer.cli import TrainerError
+from trainer.checkpoint.store import Store, newest, open_store, same
+from trainer.cli import TrainerError, UsageError
+from trainer.comm import first_does
 from trainer.config import ModelFlags, TrainConfig, read_train
 from trainer.data.loader import Loader, open_source
 from trainer.estimate.memory import advice, memory_here, plan_of
@@ -45,6 +47,25 @@ def advice_for(config: TrainConfig, shape: Shape, world_size: int, device: torch
     return advice(shape, plan, precision_of(config, device)[0], have, cpu=device.type != "cuda")
 
 
+def make_folders(config: TrainConfig) -> None:
+    """Make the folders that the run writes to; raises UsageError."""
+    files = {"jsonl": config.jsonl, "checkpoint_dir": config.checkpoint_dir, "tensorboard_dir": config.tensorboard_dir}
+    files["profile_dir"] = config.profile_dir if config.profile else None
+    for name, text in files.items():
+        if text is None or text.startswith("s3://"):
+            continue
+        try:
+            path = Path(text)
+            (path.parent if name == "jsonl" else path).mkdir(parents=True, exist_ok=True)
+            if name == "jsonl":
+                path.open("ab").close()
+            elif not os.access(path, os.W_OK | os.X_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise UsageError(f"--{name} {text} cannot be written ({reason}): change its owner or choose another") from None
+
+
 def main(argv: Sequence[str]) -> int:
     return run(read_train(argv), read_ranks(os.environ))
 
@@ -55,6 +76,7 @@ def run(config: TrainConfig, ranks: Ranks) -> int:
     stop = StopFlag(read_stop_at(os.environ.get("MUSTER_STOP_AT", "")))
     record_collectives()
     device, backend = join(ranks, config.backend, config.timeout_s)
+    first_does(lambda: make_folders(config))
     folder = "." if (config.checkpoint_dir or "s3://").startswith("s3://") else config.checkpoint_dir
     watch = Watch(Path(folder or ".") / "hang", config.hang_timeout_s)
     try:
@@ -80,6 +102,7 @@ class Run:
         self.config, self.ranks, self.shape, self.device, self.stop = config, ranks, shape, device, stop
         began = time.perf_counter()
         source = open_source(config, shape.vocab_size, shape.max_context_width)
+        self.held_out = open_source(config, shape.vocab_size, shape.max_context_width, validation=True) if config.validation_freq else None
         weights = hf.source(hf.folder_of(config.init_from), shape) if config.init_from else None
         engine = self.engine = build(shape, config, device, weights)
         self.optimizer = optim.adamw(engine.model, config)
@@ -117,9 +140,8 @@ class Run:
 
     def find_checkpoint(self) -> tuple[tuple[Store, int] | None, list[str]]:
         """The store and step to resume from, and a sentence for each newer checkpoint, which is damaged."""
-        resume = open_store(self.config.resume_from_checkpoint) if self.config.resume_from_checkpoint else None
-        if str(resume) == str(self.store):
-            resume = None
+        path = self.config.resume_from_checkpoint
+        resume = open_store(path) if path and not same(path, self.config.checkpoint_dir) else None
         return newest([store for store in (self.store, resume) if store], required=resume is not None)
 
     def train(self) -> int:
@@ -225,8 +247,7 @@ class Run:
         config, engine = self.config, self.engine
         with self.observer.part("validation", self.step):
             if not self.validation:
-                source = open_source(config, self.shape.vocab_size, self.shape.max_context_width, validation=True)
-                loader = Loader(source, engine.data_rank, engine.data_ranks, config.val_batch_size)
+                loader = Loader(self.held_out, engine.data_rank, engine.data_ranks, config.val_batch_size)
                 self.validation = [loader.next() for _ in range(config.validation_batches)]
             shares = torch.stack([engine.evaluate(*self.move(batch)) for batch in self.validation]).mean()
             dist.all_reduce(shares)

@@ -2,6 +2,7 @@
 # Copyright: the Muster developers
 """Watches a running job: it names a rank that hangs or is slow, and ends the other ranks with one sentence when a rank is lost."""
 
+import contextlib
 import faulthandler
 import os
 import re
@@ -69,15 +70,14 @@ class Watch:
             return
 
     def _end(self) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        path = self.folder / f"hang-rank-{self.rank}.txt"
-        with path.open("w") as file:
-            file.write(
-                f"rank {self.rank} on {socket.gethostname()}: {self.phase} of step {self.step + 1}, for more than {self.timeout_s} s\n\n"
-            )
-            file.flush()
-            faulthandler.dump_traceback(file, all_threads=True)
-        (self.folder / f"hang-rank-{self.rank}-collectives.json").write_bytes(flight_recorder())
+        where = f"rank {self.rank} on {socket.gethostname()}: {self.phase} of step {self.step + 1}, for more than {self.timeout_s} s\n\n"
+        with contextlib.suppress(OSError):  # a rank that cannot write has to end too
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with (self.folder / f"hang-rank-{self.rank}.txt").open("w") as file:
+                file.write(where)
+                file.flush()
+                faulthandler.dump_traceback(file, all_threads=True)
+            (self.folder / f"hang-rank-{self.rank}-collectives.json").write_bytes(flight_recorder())
         first = self.claim()
         time.sleep(min(5.0, self.timeout_s / 4))  # until the others have written theirs and told where they are
         if first:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
@@ -21,6 +22,12 @@ Store = Folder | Bucket
 def open_store(path: str) -> Store:
     """The folder or bucket of checkpoints; raises UsageError for a bucket that cannot be used."""
     return Bucket(path) if path.startswith("s3://") else Folder(path)
+
+
+def same(one: str | None, other: str | None) -> bool:
+    """Whether both are one folder or bucket of checkpoints, however it is written."""
+    places = [path and (path.rstrip("/") if path.startswith("s3://") else str(Path(path).resolve())) for path in (one, other)]
+    return places[0] == places[1]
 
 
 def manifest_of(store: Store, step: int) -> dict[str, Any] | None:

@@ -7,7 +7,6 @@ from typing import Any, Protocol
 
 from trainer.cli import UsageError
 from trainer.data.tokens import window_of
-from trainer.hub import hub_errors
 
 # Columns of instruction sets: the question (with its addition), and the answer. The first column that a set has counts.
 QUESTIONS = (("prompt", None), ("instruction", "input"), ("question", "context"), ("query", None))
@@ -21,7 +20,7 @@ Parts = list[tuple[str, bool]]
 def reader_of(columns: list[str], name: str) -> Callable[[Mapping[str, Any]], Parts]:
     """The function that makes text of a record with these columns; raises UsageError if none of them has text."""
     if "text" in columns:
-        return lambda record: [(record["text"] or "", True)]
+        return lambda record: [(text_in(record, "text"), True)]
     for column in TURNS:
         if column in columns:
             return lambda record: conversation(record[column])
@@ -31,8 +30,8 @@ def reader_of(columns: list[str], name: str) -> Callable[[Mapping[str, Any]], Pa
                 parts = [question] + ([addition] if addition in columns else [])
 
                 def pair(record: Mapping[str, Any], answer: str = answer, parts: list[str] = parts) -> Parts:
-                    asked = "\n\n".join(record[part] for part in parts if record[part])
-                    return [(asked + "\n\n", False), (record[answer] or "", True)]
+                    asked = "\n\n".join(text for part in parts if (text := text_in(record, part)))
+                    return [(asked + "\n\n", False), (text_in(record, answer), True)]
 
                 return pair
     raise UsageError(
@@ -40,17 +39,27 @@ def reader_of(columns: list[str], name: str) -> Callable[[Mapping[str, Any]], Pa
     )
 
 
+def text_in(record: Mapping[str, Any], column: str) -> str:
+    """The text of a column, which may be missing; raises TypeError if it holds something else."""
+    text = record.get(column)
+    if not isinstance(text, str | None):
+        raise TypeError(f"{column} holds a {type(text).__name__} and no text")
+    return text or ""
+
+
 def conversation(turns: list[Mapping[str, Any]]) -> Parts:
     """The turns of a conversation; the loss counts only the assistant's."""
     parts: Parts = []
     for turn in turns:
-        role, content = turn.get("role", turn.get("from")), turn.get("content", turn.get("value")) or ""
+        role, content = turn.get("role", turn.get("from")), text_in(turn, "content" if "content" in turn else "value")
         parts += [(f"{role}:\n", False), (content + "\n", role in ("assistant", "gpt"))]
     return parts
 
 
 class Documents(Protocol):
-    """The endless documents of one stream: after the last one it starts again with the first."""
+    """The endless documents of one stream: after the last one it starts again with the first. `given` counts those of this pass."""
+
+    given: int
 
     def read(self, count: int) -> list[Parts]: ...
     def cursor(self) -> Any: ...
@@ -73,17 +82,18 @@ class Streamed:
 
     def read(self, count: int) -> list[Parts]:
         documents: list[Parts] = []
-        with hub_errors(f"data set {self.name}", "use --dataset_path"):
-            while len(documents) < count:
-                record, self.loaded = next(self.records, None), None
-                if record is not None:
-                    documents.append(self.parts(record))
+        while len(documents) < count:
+            record, self.loaded = next(self.records, None), None
+            if record is not None:
+                parts = self.parts(record)
+                if any(text for text, _ in parts):
+                    documents.append(parts)
                     self.given += 1
-                elif self.given:
-                    self.passes, self.given = self.passes + 1, 0
-                    self._open(None)
-                else:
-                    raise UsageError(f"data set {self.name} has a part without a single document: lower --data_streams")
+            elif self.given:
+                self.passes, self.given = self.passes + 1, 0
+                self._open(None)
+            else:
+                raise UsageError(f"data set {self.name} has a part without a single document: lower --data_streams")
         return documents
 
     def cursor(self) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from trainer.cli import LocalError, UsageError
+from trainer.cli import LocalError, TrainerError, UsageError
 from trainer.config import DataFlags
 from trainer.data.streams import open_streams
 from trainer.data.tokenizer import open_tokenizer
@@ -80,6 +80,8 @@ class Loader:
                     rows = self.source.rows(self.numbers(first))
                 self.ready.put(tuple(part if part is None else torch.as_tensor(part) for part in rows))
                 first += self.batch * self.ranks
+        except TrainerError as error:
+            self.ready.put(LocalError(str(error)))  # other ranks read other data, so this one has to say it
         except BaseException as error:
             self.ready.put(error)
 

@@ -7,6 +7,7 @@ ranks divides V, each rank reads its own streams only; for any other D the order
 """
 
 import json
+import re
 from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -21,14 +22,15 @@ from trainer.data.tokenizer import Tokenizer
 from trainer.hub import hub_errors
 from trainer.loss import IGNORED
 
+DATA = re.compile(r"\.(csv|tsv|json|jsonl|ndjson|parquet|txt)(\.(gz|bz2|xz|zst|lz4))?$")
 DOCUMENTS = 32  # tokenised together: the tokenizer works on them in parallel
 
 
 class Stream:
     """Samples of one stream: its documents in a row, each with the tokenizer's end token, cut into windows of equal length."""
 
-    def __init__(self, documents: Documents, tokenizer: Tokenizer, context: int) -> None:
-        self.documents, self.tokenizer, self.context = documents, tokenizer, context
+    def __init__(self, documents: Documents, tokenizer: Tokenizer, context: int, name: str, offline: str) -> None:
+        self.documents, self.tokenizer, self.context, self.name, self.offline = documents, tokenizer, context, name, offline
         self.samples = self.at = 0
         self.tokens = self.targets = np.empty(0, dtype=np.int32)
         # The states before each group of documents: samples so far, the documents' cursor, and the tokens and targets left over.
@@ -44,8 +46,9 @@ class Stream:
     def _refill(self) -> None:
         left, targets = self.tokens[self.at :], self.targets[self.at :]
         self.marks.append((self.samples, self.documents.cursor(), left, targets))
-        documents = self.documents.read(DOCUMENTS)
-        encoded = iter(self.tokenizer.encode([text for parts in documents for text, _ in parts]))
+        with hub_errors(f"{self.name}, after document {self.documents.given},", self.offline):
+            documents = self.documents.read(DOCUMENTS)
+            encoded = iter(self.tokenizer.encode([text for parts in documents for text, _ in parts]))
         tokens, goals = [left], [targets]
         for parts in documents:
             for _, counts in parts:
@@ -78,16 +81,15 @@ class Stream:
 class Streams:
     """All streams of a data set, opened when a rank first needs them."""
 
-    def __init__(
-        self, make: Callable[[int], Documents], count: int, tokenizer: Tokenizer, context: int, *, identity: str, masked: bool
-    ) -> None:
-        self.make, self.count, self.tokenizer, self.context, self.identity = make, count, tokenizer, context, identity
-        self.masked = masked
+    def __init__(self, name: str, make: Callable[[int], Documents], count: int, tokenizer: Tokenizer, context: int, **more: Any) -> None:
+        self.name, self.make, self.count, self.tokenizer, self.context = name, make, count, tokenizer, context
+        self.identity, self.masked, self.offline = more["identity"], more["masked"], more["offline"]
         self.streams: dict[int, Stream] = {}
 
     def stream(self, number: int) -> Stream:
         if number not in self.streams:
-            self.streams[number] = Stream(self.make(number), self.tokenizer, self.context)
+            name = f"part {number} of data set {self.name}"
+            self.streams[number] = Stream(self.make(number), self.tokenizer, self.context, name, self.offline)
         return self.streams[number]
 
     def rows(self, numbers: list[int]) -> tuple[Any, Any]:
@@ -139,49 +141,64 @@ def open_streams(config: DataFlags, split: str, tokenizer: Tokenizer, context: i
     import datasets
 
     datasets.disable_progress_bars()
-    path, streams = config.dataset_path, config.data_streams
+    path, count = config.dataset_path, config.data_streams
     name = path or config.dataset
-    with hub_errors(f"data set {name}", "use --dataset_path"):
+    offline = "" if path else "use --dataset_path"
+    with hub_errors(f"data set {name}", offline):
         if path and any((Path(path) / file).exists() for file in ("dataset_dict.json", "state.json")):
             whole = datasets.load_from_disk(path)
             if isinstance(whole, datasets.DatasetDict):
                 whole = split_of(whole, split, name)
+        elif path:
+            whole = split_of(open_files(Path(path)), split, name)
         else:
-            if path and not Path(path).is_dir():
-                raise LocalError(f"{path} holds no data set: make one with `python -m trainer prepare-data --out {path} …`")
             configuration = config.dataset_config_name or ("en" if name == "allenai/c4" else None)
-            try:
-                whole = split_of(datasets.load_dataset(name, None if path else configuration, streaming=True), split, name)
-            except FileNotFoundError:
-                if not path:
-                    raise
-                raise UsageError(
-                    f"{name} holds no data set: give a folder with tokens, a saved set, or json, parquet, csv or text files"
-                ) from None
-        identity = f"{Path(path).name if path else config.dataset}/{config.dataset_config_name or ''}/{split} {tokenizer.identity}"
-        if isinstance(whole, datasets.Dataset):
-            if not len(whole):
-                raise UsageError(f"data set {name} has no documents")
-            parts = reader_of(whole.column_names, name)
-            return Streams(
-                lambda number: Chosen(whole, parts, config.seed, number, streams),
-                streams,
-                tokenizer,
-                context,
-                identity=f"{identity} {config.seed} {streams}",
-                masked="text" not in whole.column_names,
-            )
+            whole = split_of(streamed(datasets.load_dataset_builder(name, configuration)), split, name)
         columns = whole.column_names or list(next(iter(whole), {}))
+        saved = isinstance(whole, datasets.Dataset)
+        if not columns or (saved and not len(whole)):
+            raise UsageError(f"data set {name} has no documents")
         parts = reader_of(columns, name)
-    count = min(streams, whole.num_shards)
-    return Streams(
-        lambda number: Streamed(lambda: whole.shard(num_shards=count, index=number), parts, name),
-        count,
-        tokenizer,
-        context,
-        identity=f"{identity} {count}",
-        masked="text" not in columns,
-    )
+    identity = f"{Path(path).resolve().name if path else name}/{config.dataset_config_name or ''}/{split} {tokenizer.identity}"
+    if not saved:
+        count = min(count, whole.num_shards)
+
+    def make(number: int) -> Documents:
+        if saved:
+            return Chosen(whole, parts, config.seed, number, count)
+        return Streamed(lambda: whole.shard(num_shards=count, index=number), parts, name)
+
+    identity += f" {config.seed} {count}" if saved else f" {count}"
+    return Streams(name, make, count, tokenizer, context, identity=identity, masked="text" not in columns, offline=offline)
+
+
+def streamed(builder: Any) -> Any:
+    """The splits of a data set, which are read when they are needed. A file of plain text is one document."""
+    if builder.name == "text":
+        builder.config.sample_by = "document"
+    return builder.as_streaming_dataset()
+
+
+def open_files(folder: Path) -> Any:
+    """The splits of a folder of files; raises UsageError if `datasets` would leave a file of data out."""
+    import datasets
+
+    if not folder.is_dir():
+        raise LocalError(f"{folder} holds no data set: make one with `python -m trainer prepare-data --out {folder} …`")
+    try:
+        # `datasets` takes a relative name such as `csv` for a format.
+        builder = datasets.load_dataset_builder(str(folder.resolve()))
+    except FileNotFoundError:
+        raise UsageError(
+            f"{folder} holds no data set: give a folder with tokens, a saved set, or json, parquet, csv or text files"
+        ) from None
+    read = {Path(file).resolve() for files in builder.config.data_files.values() for file in files}
+    there = [file for file in sorted(folder.rglob("*")) if DATA.search(file.name) and not file.name.startswith((".", "dataset_info"))]
+    left = [file for file in there if file.resolve() not in read]
+    # A README may choose the files.
+    if left and "data_files" not in ((folder / "README.md").read_text() if (folder / "README.md").exists() else ""):
+        raise UsageError(f"{folder}: {left[0].name} would not be read beside {min(read).name}: put it into a folder of its own")
+    return streamed(builder)
 
 
 def split_of(splits: Mapping[str, Any], wanted: str, name: str) -> Any:

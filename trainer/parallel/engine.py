@@ -126,7 +126,7 @@ class Engine:
         return torch.stack(results)[:, 0].sum() / counted.to(dtype)
 
     def clip(self, limit: float) -> Tensor:
-        """Scale the gradients down to the norm `limit`. Returns the norm of all ranks' gradients before that."""
+        """Scale the gradients down to the norm `limit`, 0 for none. Returns the norm of all ranks' gradients before that."""
         found = [(name, p.grad) for name, p in self.model.named_parameters() if p.grad is not None]
         gradients = [gradient.to_local() if isinstance(gradient, DTensor) else gradient for _, gradient in found]
         if self.weights is None:
@@ -136,7 +136,7 @@ class Engine:
         dist.all_reduce(squares)
         scale = self.scale.value if self.scale else 1.0
         norm = squares.sqrt() / scale
-        torch._foreach_mul_(gradients, ((limit / (norm + 1e-6)).clamp(max=1.0) / scale).to(gradients[0].dtype))
+        torch._foreach_mul_(gradients, (((limit or math.inf) / (norm + 1e-6)).clamp(max=1.0) / scale).to(gradients[0].dtype))
         return norm
 
     def keeps(self, norm: float) -> bool:

@@ -108,6 +108,16 @@ def test_an_overflow_in_fp16_skips_the_step_and_halves_the_scale(alone: None) ->
     assert half.scale.value == 2048.0
 
 
+def test_a_limit_of_zero_leaves_the_gradients(alone: None) -> None:
+    free, bound = engine(), engine()
+    for one in (free, bound):
+        one.forward_backward(SAMPLES)
+    assert free.clip(0.0) == bound.clip(1e9) > 0
+    for one, other in zip(free.model.parameters(), bound.model.parameters(), strict=True):
+        assert torch.equal(one.grad, other.grad)  # type: ignore[arg-type]
+        assert one.grad.any()  # type: ignore[union-attr]
+
+
 def test_labels_that_do_not_count_are_left_out(alone: None) -> None:
     """As in an instruction set: the loss and its gradients are those of the counted tokens, whatever the accumulation."""
     tokens, labels = SAMPLES[:, :-1], SAMPLES[:, 1:].clone()

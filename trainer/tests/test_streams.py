@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from trainer.cli import LocalError, UsageError
+from trainer.cli import LocalError, TrainerError, UsageError
 from trainer.config import TrainConfig
 from trainer.tests.conftest import HUB
 from trainer.tests.hub import TOKEN, Hub, text_of, write_c4
@@ -222,6 +222,93 @@ def test_local_files_are_a_set_too(hub: Hub, tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": f"line {number}"}) + "\n" for number in range(40)))
     tokens, _ = Loader(open_source(config(dataset_path=str(tmp_path)), 256, CONTEXT), 0, 1, 1).next()
     assert bytes(tokens[0].tolist()).startswith(b"line 0\0line 1\0")
+
+
+def write_lines(path: Path, *records: Any) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+def test_a_relative_folder_with_a_formats_name_is_a_folder(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_lines(tmp_path / "csv" / "a.jsonl", {"text": "in the folder"})
+    monkeypatch.chdir(tmp_path)
+    tokens, _ = Loader(open_source(config(dataset_path="csv"), 256, CONTEXT), 0, 1, 1).next()
+    assert bytes(tokens[0].tolist()).startswith(b"in the folder\0")
+
+
+def test_a_file_that_would_be_left_out_is_named(hub: Hub, tmp_path: Path) -> None:
+    import datasets
+
+    write_lines(tmp_path / "set" / "a.jsonl", {"text": "one"})
+    datasets.Dataset.from_dict({"text": ["two"]}).to_parquet(tmp_path / "set" / "b.parquet")
+    settings = config(dataset_path=str(tmp_path / "set"))
+    with pytest.raises(UsageError, match=r"(a\.jsonl|b\.parquet) would not be read beside (b\.parquet|a\.jsonl): put it into a folder of"):
+        open_source(settings, 256, CONTEXT)
+    (tmp_path / "set" / "b.parquet").rename(tmp_path / "set" / "b.other")
+    open_source(settings, 256, CONTEXT)
+
+
+def test_a_text_file_is_one_document(hub: Hub, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one\ntwo\n\nthree\n" * 5)
+    tokens, _ = Loader(open_source(config(dataset_path=str(tmp_path)), 256, 90), 0, 1, 1).next()
+    assert bytes(tokens[0].tolist()).startswith(b"one\ntwo\n\nthree\n" * 5 + b"\0one")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("a.jsonl", '{"text": "good"}\n' * 40 + "{broken\n", "JSON parse error"),
+        ("a.jsonl", '{"text": "\\ud800"}\n', "surrogate"),
+        ("a.jsonl", '{"text": 5}\n', "TypeError: text holds a int and no text"),
+        ("a.jsonl", '{"messages": [{"role": "user", "content": [{"type": "text"}]}]}\n', "TypeError: content holds a list and no text"),
+        ("a.jsonl", "", "nothing is in it"),
+        ("a.csv", "", "No columns to parse from file"),
+        ("a.txt", "", "has a part without a single document"),
+        ("a.parquet", "PAR1 and no more", "Parquet magic bytes not found"),
+    ],
+)
+def test_data_that_cannot_be_read_is_one_sentence(hub: Hub, tmp_path: Path, name: str, content: str, reason: str) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(TrainerError) as caught:
+        loader = Loader(open_source(config(dataset_path=str(tmp_path)), 256, CONTEXT), 0, 1, 1)
+        for _ in range(40):
+            loader.next()
+    assert reason in str(caught.value)
+    assert str(tmp_path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert "huggingface" not in str(caught.value)
+
+
+def test_random_files_are_read_or_are_one_sentence(hub: Hub, tmp_path: Path) -> None:
+    """Files of each kind with bytes changed, cut out, put in or repeated at random places; and files of random bytes."""
+    import datasets
+
+    draw, good = random.Random(11), {}
+    for kind in ("json", "csv", "parquet"):
+        path = tmp_path / f"good.{kind}"
+        getattr(datasets.Dataset.from_dict({"text": [text_of(1, index) for index in range(12)]}), f"to_{kind}")(path)
+        good[kind] = path.read_bytes()
+    good["txt"] = b"some text\n" * 20
+    good["jsonl"] = json.dumps({"messages": [{"role": "user", "content": "é"}]}).encode() * 3
+    outcomes = set()
+    for turn in range(60):
+        kind = draw.choice(sorted(good))
+        content = bytearray(good[kind] if turn % 6 else draw.randbytes(200))
+        for _ in range(draw.randrange(1, 5)):
+            at, length = draw.randrange(len(content) or 1), draw.randrange(1, 20)
+            content[at : at + length] = draw.choice([b"", draw.randbytes(length), b"\xff", b'"\\ud800"', b"{[", bytes(content[:length])])
+        folder = tmp_path / str(turn)
+        folder.mkdir()
+        (folder / f"a.{kind}").write_bytes(content)
+        try:
+            loader = Loader(open_source(config(dataset_path=str(folder)), 256, 16), 0, 1, 2)
+            for _ in range(20):
+                loader.next()
+            outcomes.add("read")
+        except TrainerError as error:
+            assert "\n" not in str(error), f"turn {turn}"
+            outcomes.add("refused")
+    assert outcomes == {"read", "refused"}
 
 
 def test_the_tokenizer_of_the_hub_ends_each_document_once(hub: Hub) -> None:

@@ -129,6 +129,45 @@ def test_only_the_newest_checkpoints_are_kept(tmp_path: Path, tokens: Path) -> N
 
 
 @pytest.mark.parametrize(
+    ("flag", "path"),
+    [
+        ("--jsonl", "file/train.jsonl"),
+        ("--jsonl", ""),
+        ("--checkpoint_dir", "file"),
+        ("--checkpoint_dir", "file/below"),
+        ("--checkpoint_dir", "\0"),
+    ],
+)
+def test_a_folder_that_cannot_be_made_is_named_once(flag: str, path: str, tmp_path: Path, tokens: Path) -> None:
+    (tmp_path / "file").touch()
+    job = train(2, tmp_path / "run", tokens, 1, flag, str(tmp_path / path))
+    assert job.end() == [2, 2], job.output() + job.output(1)
+    said = job.output().splitlines()[-1]
+    assert said.startswith(f"trainer: {flag} {tmp_path / path} cannot be written (")
+    assert said.endswith("): change its owner or choose another")
+    assert job.output(1) == ""
+
+
+def test_one_folder_under_two_names_is_one(tmp_path: Path, tokens: Path) -> None:
+    job = train(1, tmp_path, tokens, 1, "--resume_from_checkpoint", os.path.relpath(tmp_path))
+    assert job.end() == [0], job.output()
+
+
+def test_a_rank_with_data_that_cannot_be_read_says_so(tmp_path: Path) -> None:
+    """The second rank reads the second file. The first one names no fault of its own."""
+    pytest.importorskip("datasets", reason="datasets is not installed")
+    for name, text in (("a", '"good text " '), ("b", "5")):
+        (tmp_path / f"{name}.jsonl").write_text(('{"text": ' + text + "}\n") * 9)
+    argv = ["--tokenizer", "bytes", "--dataset_path", str(tmp_path)]
+    job = train(2, tmp_path / "run", tmp_path, 3, *argv)
+    assert job.end() == [1, 1], job.output()
+    said = job.output(1).splitlines()[-1]
+    assert said.startswith("trainer: rank 1 on ")
+    assert f"part 1 of data set {tmp_path}, after document 0, cannot be read (" in said
+    assert "Traceback" not in job.output() + job.output(1)
+
+
+@pytest.mark.parametrize(
     ("more", "code", "sentence"),
     [
         (["--lr", "1e30", "--max_steps", "9"], 1, "and its gradient norm"),
