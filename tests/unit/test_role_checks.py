@@ -19,6 +19,7 @@ import yaml
 from ansible.plugins.filter import core
 
 from ansible_collections.muster.fleet.plugins.filter import storage
+from ansible_collections.muster.fleet.plugins.module_utils.hardware import catalogue, nvidia_fabric
 from ansible_collections.muster.fleet.plugins.module_utils.node.check import run_check
 
 ROLES = Path(__file__).parents[2] / "roles"
@@ -199,6 +200,26 @@ def test_a_node_without_huge_pages_is_named(tmp_path: Path, pages: str, status: 
     (tmp_path / "nr_hugepages").write_text(pages + "\n")
     made = {**check, "argv": ["cat", str(tmp_path / "nr_hugepages")], "not_run": ""}
     assert run_check(made, "efa", "node")["status"] == status
+
+
+@pytest.mark.parametrize("kind", [name for name in catalogue.names() if nvidia_fabric.components(catalogue.instance_type(name))])
+def test_the_local_fleet_allows_the_checks_of_nvswitch_that_a_container_cannot_run(kind: str) -> None:
+    wanted = nvidia_fabric.components(catalogue.instance_type(kind))
+    units = [nvidia_fabric.UNITS[name] for name in wanted if name in nvidia_fabric.UNITS]
+    variables = {
+        "__nvidia_fabric_components": wanted,
+        "__nvidia_fabric_facts": {"host": {}, "rehearsed": {}},
+        "__nvidia_fabric_version": "595.2",
+        "__nvidia_fabric_kernel": {"target": ""},
+        "phases_in_container": True,
+        "__nvidia_fabric_here": units,
+        "__nvidia_fabric_not_run": "",
+    }
+    names = [name for template in ("versions", "units") for name in checks(f"nvidia_fabric/templates/{template}.yml.j2", variables)]
+    kept = yaml.safe_load((ROLES.parent / "inventory/local/group_vars/all.yml").read_text())["__local_rehearsed"]
+    groups = ("muster_gpu", "muster_efa", "muster_type_" + re.sub(r"\W", "_", kind))
+    allowed = {name for group in groups for name in kept.get(group, [])}
+    assert names and {f"nvidia_fabric.{name}" for name in names} | {f"stack.drift_{name}" for name in wanted} <= allowed
 
 
 def tasks_of(role: str, name: str) -> Any:
