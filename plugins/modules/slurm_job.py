@@ -16,18 +16,10 @@ author:
 description:
   - Submits a job as an ordinary user, waits for its end and keeps its result on the shared file system. Runs on a host with Slurm's
     commands, such as the controller or a login node.
-  - A job is known by the sha256 of its document. While it runs, a second call waits for it. When it has completed, a second call
-    returns the stored result and changes nothing. When it failed, a second call fails too, unless O(retry) is given.
-  - Nothing is lost when this module is killed while it waits. The job goes on, and the next call finds it again.
   - The controller may restart while the module waits. A job that waits for something that cannot come, such as a partition that is
     down, is cancelled and reported at once.
-attributes:
-  check_mode:
-    support: full
-    description: Says what would be submitted. Reads the queue and the store.
-  diff_mode:
-    support: full
-    description: Shows the batch script that is submitted beside the one that stands in the store.
+extends_documentation_fragment:
+  - muster.fleet.job
 options:
   job:
     description:
@@ -48,22 +40,6 @@ options:
     description: Folder on the shared file system that keeps a folder for each job.
     type: path
     default: /fsx/muster/jobs
-  state:
-    description:
-      - V(finished) waits for the end of the job, V(submitted) returns as soon as Slurm has it.
-      - V(awaited) is V(finished) for a job that was submitted before; it never submits one.
-      - V(cancelled) ends the job where it waits or runs. V(queried) says how it is and changes nothing.
-    type: str
-    choices: [finished, awaited, submitted, cancelled, queried]
-    default: finished
-  rerun:
-    description: Run the job again although a result is stored. A job in the queue is not submitted twice.
-    type: bool
-    default: false
-  retry:
-    description: Run the job again when the stored result is a failure.
-    type: bool
-    default: false
   stop_at:
     description:
       - Times at which nodes are taken away, such as the end of a capacity block. The earliest that has not passed is the job's
@@ -72,18 +48,6 @@ options:
     type: list
     elements: str
     default: []
-  timeout:
-    description: Seconds after which the module gives up waiting. The job goes on.
-    type: int
-    default: 3600
-  pending_timeout:
-    description: Seconds that the job may wait for nodes that are out of service before it is cancelled.
-    type: int
-    default: 300
-  poll:
-    description: Seconds between two queries.
-    type: int
-    default: 5
 """
 
 EXAMPLES = r"""
@@ -240,24 +204,20 @@ from ansible_collections.muster.fleet.plugins.module_utils.jobs import document 
 from ansible_collections.muster.fleet.plugins.module_utils.jobs import run as jobs
 from ansible_collections.muster.fleet.plugins.module_utils.jobs import sbatch
 from ansible_collections.muster.fleet.plugins.module_utils.jobs import slurm as slurm_job
+from ansible_collections.muster.fleet.plugins.module_utils.jobs.module import OPTIONS, answer, load, settings
 from ansible_collections.muster.fleet.plugins.module_utils.slurm import text as slurm
 
 
 def main():
     module = AnsibleModule(
         argument_spec={
+            **OPTIONS,
             "job": {"type": "dict"},
             "script": {"type": "str"},
             "name": {"type": "str"},
             "user": {"type": "str", "default": "muster"},
             "store": {"type": "path", "default": "/fsx/muster/jobs"},
-            "state": {"type": "str", "choices": list(jobs.STATES), "default": "finished"},
-            "rerun": {"type": "bool", "default": False},
-            "retry": {"type": "bool", "default": False},
             "stop_at": {"type": "list", "elements": "str", "default": []},
-            "timeout": {"type": "int", "default": 3600},
-            "pending_timeout": {"type": "int", "default": 300},
-            "poll": {"type": "int", "default": 5},
         },
         mutually_exclusive=[("job", "script"), ("job", "name")],
         required_one_of=[("job", "script")],
@@ -283,7 +243,7 @@ def main():
     facts = {}
     try:
         if params["job"] is not None:
-            document = documents.load(params["job"])
+            document = load(params["job"], ("slurm",))
             name, identity = document["name"], documents.identity(document)
             facts["document"] = document
         else:
@@ -299,9 +259,7 @@ def main():
             identity=identity,
             store=store,
             user=user.pw_name,
-            timeout=params["timeout"],
-            poll=params["poll"],
-            pending_timeout=params["pending_timeout"],
+            **settings(params),
         )
         gpus = {}
         if params["job"] is not None:
@@ -313,7 +271,6 @@ def main():
         else:
             files = {"job.sbatch": params["script"]}
             options = sbatch.store_options(name, identity, folder)
-        before = store.read("job.sbatch")
 
         def check():
             if params["job"] is not None:
@@ -326,29 +283,9 @@ def main():
                             % (name, user.pw_name, path, secret)
                         )
 
-        changed, found, written = jobs.bring(
-            runner,
-            state=params["state"],
-            files=files,
-            options=options,
-            rerun=params["rerun"],
-            retry=params["retry"],
-            check_mode=module.check_mode,
-            check=check,
-        )
+        answer(module, facts, runner, files, "job.sbatch", options=options, check=check)
     except (documents.JobError, slurm.SlurmError) as error:
         module.fail_json(msg=str(error), **facts)
-    except jobs.RunError as error:
-        facts.update(error.facts)
-        log = facts.get("output", "")
-        module.fail_json(msg=str(error), changed=error.changed, remedy=error.remedy, log=log, result=error.facts, **facts)
-    except OSError as error:
-        module.fail_json(msg="The store %s cannot be used: %s; mount it or set store." % (params["store"], error), **facts)
-
-    if written:
-        path = os.path.join(folder, "job.sbatch")
-        facts["diff"] = {"before": before, "after": written["job.sbatch"], "before_header": path, "after_header": path}
-    module.exit_json(changed=changed, result=found or {}, **{**facts, **(found or {})})
 
 
 if __name__ == "__main__":

@@ -12,7 +12,16 @@ EXPIRED = ("ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefr
 UNKNOWN = ("AuthFailure", "InvalidClientTokenId", "UnrecognizedClientException", "SignatureDoesNotMatch", "InvalidToken")
 DENIED = ("UnauthorizedOperation", "AccessDenied", "AccessDeniedException")
 THROTTLED = ("RequestLimitExceeded", "Throttling", "ThrottlingException")
-SERVICES = {"ec2": "EC2", "kms": "KMS", "ssm": "Systems Manager", "s3": "S3", "autoscaling": "Auto Scaling"}
+SERVICES = {
+    "ec2": "EC2",
+    "kms": "KMS",
+    "ssm": "Systems Manager",
+    "s3": "S3",
+    "autoscaling": "Auto Scaling",
+    "batch": "Batch",
+    "sagemaker": "SageMaker",
+    "logs": "CloudWatch Logs",
+}
 NO_IMAGE = ("InvalidAMIID.NotFound", "InvalidAMIID.Unavailable", "InvalidAMIID.Malformed")
 REGION = re.compile(r"[a-z]{2,4}(-[a-z]+)+-\d")
 # The options by which a module reaches AWS; plugins/doc_fragments/aws.py documents them.

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import re
 
+from ansible_collections.muster.fleet.plugins.module_utils.aws.accounts import AwsError
 from ansible_collections.muster.fleet.plugins.module_utils.hardware import catalogue
+from ansible_collections.muster.fleet.plugins.module_utils.jobs import run as jobs
 from ansible_collections.muster.fleet.plugins.module_utils.jobs import start
 from ansible_collections.muster.fleet.plugins.module_utils.jobs.document import JobError
 from ansible_collections.muster.fleet.plugins.module_utils.jobs.target import gpus_of, image_of, mounts_of
@@ -106,3 +108,172 @@ def _resources(document, target):
         "resourceRequirements": [{"type": "VCPU", "value": str(cpus)}, {"type": "MEMORY", "value": str(memory)}],
         "linuxParameters": {"sharedMemorySize": min(catalogue.shared_memory_mib(None, 0), memory // 2)},
     }
+
+
+WAITING = ("SUBMITTED", "PENDING", "RUNNABLE", "STARTING")
+LOGS = "/aws/batch/job"
+ENDED = "ended by Muster"
+
+
+class Batch(jobs.Service):
+    """One job in a queue of AWS Batch. region: an accounts.Region, or what has its call() and every()."""
+
+    title = "Batch"
+
+    def __init__(self, *, region, requests, document, **settings):
+        super().__init__(**settings)
+        self.region, self.requests, self.document = region, requests, document
+        self.job, self.queue = requests["submit"]["jobName"], requests["submit"]["jobQueue"]
+
+    def _jobs(self):
+        """[(createdAt, id, status)] of the jobs of this name in the queue, the oldest first. Batch forgets a job a week after its end."""
+        named = [{"name": "JOB_NAME", "values": [self.job]}]
+        try:
+            found = self.region.every("batch", "ListJobs", "jobSummaryList", jobQueue=self.queue, filters=named)
+        except AwsError as error:
+            if error.code != "ClientException" or "queue" not in str(error):
+                raise
+            raise jobs.Refused("Region %s has no job queue %s; correct muster_target.queue." % (self.region.name, self.queue)) from error
+        return sorted((each["createdAt"], each["jobId"], each["status"]) for each in found if each["jobName"] == self.job)
+
+    def live(self):
+        """The id of the job that waits or runs."""
+        return next((job_id for _, job_id, status in self._jobs() if status not in ("SUCCEEDED", "FAILED")), None)
+
+    def submit(self, options):
+        """Register the definition and submit the job."""
+        [queue] = self.region.call("batch", "DescribeJobQueues", jobQueues=[self.queue])["jobQueues"]
+        if queue["state"] != "ENABLED":
+            message = "The job queue %s is %s, so job %s was not submitted; enable it."
+            raise jobs.Refused(message % (self.queue, queue["state"].lower(), self.name))
+        try:
+            arn = self.region.call("batch", "RegisterJobDefinition", **self.requests["definition"])["jobDefinitionArn"]
+            job_id = self.region.call("batch", "SubmitJob", **{**self.requests["submit"], "jobDefinition": arn})["jobId"]
+        except AwsError as error:
+            raise (jobs.Refused if error.code else jobs.RunError)(str(error)) from error
+        # boto3 repeats a call without an answer, which may have given a job.
+        first = self.live() or job_id
+        for _, each, status in self._jobs():
+            if each != first and status in WAITING:
+                self.region.call("batch", "TerminateJob", jobId=each, reason="submitted twice")
+        return first
+
+    def cancel(self, job_id):
+        """End the job and wait until it has ended."""
+        self.region.call("batch", "TerminateJob", jobId=job_id, reason=ENDED)
+        while True:
+            found = self.record(job_id)
+            if found is None or found["state"] in jobs.FINAL_STATES:
+                return
+            self.pause("Batch is ending it (%s)" % found["state"])
+
+    def _described(self, ids):
+        return self.region.call("batch", "DescribeJobs", jobs=ids)["jobs"]
+
+    def _nodes(self, job_id):
+        """The descriptions of the nodes of a job, in their order; those that Batch does not know yet are left out."""
+        ids = ["%s#%d" % (job_id, number) for number in range(self.document["nodes"])]
+        return [each for at in range(0, len(ids), 100) for each in self._described(ids[at : at + 100])]
+
+    def record(self, job_id):
+        """The job as a record of Service."""
+        found = self._described([str(job_id)])
+        if not found:
+            return None
+        have, nodes = found[0], self._nodes(job_id)
+        reason = have.get("statusReason") or "None"
+        state = state_of(have, reason, [each.get("container", {}).get("reason", "") for each in nodes])
+        codes = [each.get("container", {}).get("exitCode") for each in [*nodes, have, *have.get("attempts", [])[-1:]]]
+        bad = [number for number, each in enumerate(nodes) if each.get("container", {}).get("exitCode")]
+        late = [number for number, each in enumerate(nodes) if each["status"] in WAITING]
+        if state == "FAILED" and bad:
+            reason += "; node %s ended with exit status %s" % (bad[0], nodes[bad[0]]["container"]["exitCode"])
+        elif state not in ("PENDING", "COMPLETED") and late:
+            reason += "; node %s never started" % ", ".join(str(number) for number in late)
+        started, ended = (have.get(key, 0) // 1000 or None for key in ("startedAt", "stoppedAt"))
+        return {
+            "job_id": have["jobId"],
+            "state": state,
+            "reason": reason,
+            "exit_code": next((code for code in codes if code), 0 if state == "COMPLETED" else 1 if state in jobs.FINAL_STATES else 0),
+            "signal": 0,
+            "nodes": ["node-%d" % number for number in range(self.document["nodes"])] if started else [],
+            "submitted": have["createdAt"] // 1000,
+            "started": started,
+            "ended": ended,
+            "elapsed_s": None,
+            "restarts": max(0, len(have.get("attempts", [])) - 1),
+            "ready": sum(1 for each in nodes if each["status"] == "RUNNING"),
+        }
+
+    def pending(self, record):
+        """Why a job stays RUNNABLE: what Batch says itself, else compute environments that take no job."""
+        if record["reason"].startswith("MISCONFIGURATION"):
+            return "impossible", "lower what the job asks for, or change the compute environment"
+        environments = self._environments()
+        if environments and all(faults for _, faults in environments):
+            record["reason"] = "; ".join("compute environment %s is %s" % each for each in environments)
+            return "unavailable", "enable or mend the compute environment"
+        return None, ""
+
+    def _environments(self):
+        """[(name, what is wrong or "")] of the queue's compute environments."""
+        [queue] = self.region.call("batch", "DescribeJobQueues", jobQueues=[self.queue])["jobQueues"]
+        names = [each["computeEnvironment"] for each in queue.get("computeEnvironmentOrder", [])]
+        found = self.region.call("batch", "DescribeComputeEnvironments", computeEnvironments=names)["computeEnvironments"] if names else []
+        out = []
+        for each in found:
+            invalid = each["status"] == "INVALID" and "INVALID (%s)" % each.get("statusReason", "no reason given")
+            out.append((each["computeEnvironmentName"], invalid or ("DISABLED" if each["state"] == "DISABLED" else "")))
+        return out
+
+    def over(self, job_id, record):
+        """The record, or an error when Batch has forgotten the job."""
+        if record is None:
+            raise jobs.RunError(
+                "Batch has forgotten job %s (%s); run it again with rerun." % (self.name, job_id), "run it again with rerun"
+            )
+        self.fetch_output(job_id)
+        return record
+
+    def fetch_output(self, job_id):
+        """Write the log of the main node, whose rank 0 prints, into the store."""
+        nodes = self._nodes(job_id)[:1] or self._described([str(job_id)])
+        stream = next((each["container"]["logStreamName"] for each in nodes if each.get("container", {}).get("logStreamName")), "")
+        self.store.prepare({"output.txt": "".join(line + "\n" for line in log_lines(self.region, LOGS, stream))})
+
+
+def log_lines(region, group, stream):
+    """The lines of a log stream; none when nothing was written."""
+    out: list[str] = []
+    token = ""
+    while stream:
+        try:
+            more: dict = {"nextToken": token} if token else {}
+            page = region.call("logs", "GetLogEvents", logGroupName=group, logStreamName=stream, startFromHead=True, **more)
+        except AwsError as error:
+            if error.code != "ResourceNotFoundException":
+                raise
+            return out
+        out += [each["message"] for each in page["events"]]
+        if page.get("nextForwardToken") in (None, token or None):
+            return out
+        token = page["nextForwardToken"]
+    return out
+
+
+def state_of(have, reason, said):
+    """Slurm's word for the state of a job of Batch; said: the reasons of its containers."""
+    status = have["status"]
+    if status in WAITING:
+        return "PENDING"
+    if status in ("RUNNING", "SUCCEEDED"):
+        return {"RUNNING": "RUNNING", "SUCCEEDED": "COMPLETED"}[status]
+    texts = " ".join([reason, have.get("container", {}).get("reason", ""), *said])
+    if "exceeded timeout" in texts:
+        return "TIMEOUT"
+    if "OutOfMemory" in texts:
+        return "OUT_OF_MEMORY"
+    if texts.startswith("Host EC2"):
+        return "NODE_FAIL"
+    return "CANCELLED" if have.get("isCancelled") or have.get("isTerminated") or reason == ENDED else "FAILED"

@@ -205,6 +205,7 @@ class Service:
 
     title = "The service"
     remedies = REMEDIES
+    asked = 0  # GPUs on each node
 
     def __init__(self, *, name, identity, store, timeout, poll, pending_timeout, sleep=time.sleep, clock=time.monotonic):
         self.name, self.identity, self.store = name, identity, store
@@ -245,7 +246,7 @@ class Service:
 
     def asked_gpus(self):
         """The GPUs on each node that the submitted job asks for."""
-        return 0
+        return self.asked
 
     def pause(self, waiting_for):
         """Sleep one poll. After the deadline raise an error that names `waiting_for`."""

@@ -8,7 +8,10 @@ from __future__ import annotations
 import json
 import re
 
+from ansible_collections.muster.fleet.plugins.module_utils.aws.accounts import AwsError
+from ansible_collections.muster.fleet.plugins.module_utils.jobs import run as jobs
 from ansible_collections.muster.fleet.plugins.module_utils.jobs import start
+from ansible_collections.muster.fleet.plugins.module_utils.jobs.batch import log_lines
 from ansible_collections.muster.fleet.plugins.module_utils.jobs.document import JobError
 from ansible_collections.muster.fleet.plugins.module_utils.jobs.target import gpus_of, image_of
 
@@ -123,3 +126,112 @@ def _channel(name, at, where):
         raise JobError("%s: launcher.channels.%s must begin with s3:// or fsx://, not be %s." % (where, name, at["uri"]))
     source = {"S3DataType": "S3Prefix", "S3Uri": at["uri"], "S3DataDistributionType": "FullyReplicated"}
     return {"ChannelName": name, "InputMode": mode, "DataSource": {"S3DataSource": source}}
+
+
+LOGS = "/aws/sagemaker/TrainingJobs"
+RUNNING = ("Training", "Uploading", "Stopping")
+STATES = {"Completed": "COMPLETED", "Failed": "FAILED", "Stopped": "CANCELLED"}
+EXIT_CODE = re.compile(r"[Ee]xit ?[Cc]ode:? ?\"?(\d+)")
+
+
+class SageMaker(jobs.Service):
+    """One training job of SageMaker. region: an accounts.Region, or what has its call() and every()."""
+
+    title = "SageMaker"
+
+    def __init__(self, *, region, request, document, **settings):
+        super().__init__(**settings)
+        self.region, self.request, self.document = region, request, document
+
+    def _names(self):
+        """[(name, status)] of the attempts of this job, the newest first."""
+        base = self.request["TrainingJobName"]
+        found = self.region.every("sagemaker", "ListTrainingJobs", "TrainingJobSummaries", NameContains=base)
+        mine = [each for each in found if re.fullmatch(re.escape(base) + r"(-\d+)?", each["TrainingJobName"])]
+        newest = sorted(mine, key=lambda each: (each["CreationTime"], len(each["TrainingJobName"]), each["TrainingJobName"]), reverse=True)
+        return [(each["TrainingJobName"], each["TrainingJobStatus"]) for each in newest]
+
+    def live(self):
+        """The name of the attempt that waits or runs."""
+        return next((name for name, status in self._names() if status in ("InProgress", "Stopping")), None)
+
+    def submit(self, options):
+        """Create the training job under a name that was not used before."""
+        attempt = len(self._names()) + 1
+        name = self.request["TrainingJobName"] + ("-%d" % attempt if attempt > 1 else "")
+        try:
+            self.region.call("sagemaker", "CreateTrainingJob", **{**self.request, "TrainingJobName": name})
+        except AwsError as error:
+            # boto3 repeats a call without an answer, which may have made the job.
+            if error.code == "ResourceInUse":
+                return name
+            if error.code == "ResourceLimitExceeded":
+                message = "SageMaker refuses job %s: the account's quota is used up (%s); ask for more in Service Quotas."
+                raise jobs.Refused(message % (self.name, error)) from error
+            raise (jobs.Refused if error.code else jobs.RunError)(str(error)) from error
+        return name
+
+    def cancel(self, job_id):
+        """Stop the job and wait until it has ended."""
+        self.region.call("sagemaker", "StopTrainingJob", TrainingJobName=job_id)
+        while True:
+            found = self.record(job_id)
+            if found is None or found["state"] in jobs.FINAL_STATES:
+                return
+            self.pause("SageMaker is stopping it (%s)" % found["state"])
+
+    def record(self, job_id):
+        """The job as a record of Service; SageMaker never forgets a training job."""
+        try:
+            have = self.region.call("sagemaker", "DescribeTrainingJob", TrainingJobName=job_id)
+        except AwsError as error:
+            if error.code in ("ValidationException", "ResourceNotFound", "ValidationError"):
+                return None
+            raise
+        second = have.get("SecondaryStatus", "")
+        state = STATES.get(have["TrainingJobStatus"]) or ("RUNNING" if second in RUNNING else "PENDING")
+        if second in ("MaxRuntimeExceeded", "MaxWaitTimeExceeded"):
+            state = "TIMEOUT"
+        elif second == "Interrupted" and state != "COMPLETED":
+            state = "PENDING"
+        reason = have.get("FailureReason") or second or "None"
+        code = EXIT_CODE.search(reason)
+        times = {
+            key: int(have[key].timestamp()) if have.get(key) else None for key in ("CreationTime", "TrainingStartTime", "TrainingEndTime")
+        }
+        started = times["TrainingStartTime"]
+        changes = [each.get("Status") for each in have.get("SecondaryStatusTransitions", [])]
+        return {
+            "job_id": job_id,
+            "state": state,
+            "reason": reason,
+            "exit_code": int(code.group(1)) if code else 0 if state not in jobs.FINAL_STATES or state == "COMPLETED" else 1,
+            "signal": 0,
+            "nodes": ["algo-%d" % number for number in range(1, self.document["nodes"] + 1)] if started else [],
+            "submitted": times["CreationTime"],
+            "started": started,
+            "ended": times["TrainingEndTime"],
+            "elapsed_s": have.get("TrainingTimeInSeconds"),
+            "restarts": changes.count("Restarting"),
+            "ready": self.document["nodes"] if state == "RUNNING" else 0,
+        }
+
+    def over(self, job_id, record):
+        """The record, after the log of the host with rank 0 was fetched."""
+        if record is None:
+            raise jobs.RunError("SageMaker has no training job %s; run it again with rerun." % job_id, "run it again with rerun")
+        self.fetch_output(job_id)
+        return record
+
+    def fetch_output(self, job_id):
+        """Write the log of the first host into the store."""
+        try:
+            streams = self.region.every(
+                "logs", "DescribeLogStreams", "logStreams", logGroupName=LOGS, logStreamNamePrefix=job_id + "/algo-1-"
+            )
+        except AwsError as error:
+            if error.code != "ResourceNotFoundException":
+                raise
+            streams = []
+        lines = [line for each in streams for line in log_lines(self.region, LOGS, each["logStreamName"])]
+        self.store.prepare({"output.txt": "".join(line + "\n" for line in lines)})
