@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from ansible.errors import AnsibleFilterError
 
-from ansible_collections.muster.fleet.plugins.module_utils.jobs import document, fleet, sbatch
+from ansible_collections.muster.fleet.plugins.module_utils.jobs import document, fleet, launchers, torchrun
 
 
 def clear(function):
@@ -23,9 +23,7 @@ def clear(function):
 def job_script(data):
     """The batch script of a document that does not run here."""
     job = document.load(data)
-    identity = document.identity(job)
-    gpus = 0 if job["gpus_per_node"] == "all" else job["gpus_per_node"]
-    return sbatch.render_sbatch(job, identity, "/fsx/muster/jobs/%s-%s" % (job["name"], identity[:12]), (), gpus)
+    return launchers.files(job, document.identity(job), {})["job.sbatch"]
 
 
 class FilterModule:
@@ -37,4 +35,7 @@ class FilterModule:
             "collective_jobs": clear(fleet.collectives),
             "training_jobs": clear(fleet.training),
             "job_script": clear(job_script),
+            "job_status": launchers.status_line,
+            "job_outcome": launchers.outcome,
+            "job_hosts": torchrun.hosts_of,
         }

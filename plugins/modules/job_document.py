@@ -18,6 +18,17 @@ options:
     description: The file.
     type: path
     required: true
+  launcher:
+    description: The launcher of a document that names none. Without it V(slurm).
+    type: str
+  target:
+    description: Where the job runs, as docs/jobs.md says for each launcher; Slurm needs none.
+    type: dict
+    default: {}
+  verb:
+    description: What a user asks of the job. With V(render) the answer has what the launcher gives its service.
+    type: str
+    default: run
 requirements:
   - PyYAML
 attributes:
@@ -48,6 +59,15 @@ document:
   description: The document with the defaults of all fields that the file does not have.
   type: dict
   returned: success
+rendered:
+  description: File names and texts of what the launcher gives its service.
+  type: dict
+  returned: when O(verb=render)
+state:
+  description: The state that the module of the launcher brings the job to; empty for V(render).
+  type: str
+  returned: success
+  sample: finished
 identity:
   description: The sha256 of the document, by which a job is known.
   type: str
@@ -59,6 +79,8 @@ import os
 from ansible.module_utils.basic import AnsibleModule, missing_required_lib
 
 from ansible_collections.muster.fleet.plugins.module_utils.jobs import document as job
+from ansible_collections.muster.fleet.plugins.module_utils.jobs import launchers
+from ansible_collections.muster.fleet.plugins.module_utils.jobs import target as targets
 
 try:
     import yaml
@@ -67,20 +89,33 @@ except ImportError:
 
 
 def main():
-    module = AnsibleModule(argument_spec={"path": {"type": "path", "required": True}}, supports_check_mode=True)
+    module = AnsibleModule(
+        argument_spec={
+            "path": {"type": "path", "required": True},
+            "launcher": {"type": "str"},
+            "target": {"type": "dict", "default": {}},
+            "verb": {"type": "str", "default": "run"},
+        },
+        supports_check_mode=True,
+    )
     if yaml is None:
         module.fail_json(msg=missing_required_lib("PyYAML"))
     path = os.path.abspath(module.params["path"])
     try:
         with open(path, encoding="utf-8") as file:
-            document = job.load(yaml.safe_load(file.read()))
+            document = job.load(yaml.safe_load(file.read()), module.params["launcher"])
+        identity = job.identity(document)
+        kind = document["launcher"]["kind"]
+        target = targets.load(kind, {} if kind == "slurm" else module.params["target"])
+        state = launchers.state_of(module.params["verb"])
+        rendered = {} if state else {"rendered": launchers.files(document, identity, target)}
     except OSError as error:
         module.fail_json(msg="Job document %s cannot be read (%s): name a file." % (path, error.strerror))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         module.fail_json(msg="Job document %s is not YAML: %s; mend it." % (path, " ".join(str(error).split())))
     except job.JobError as error:
         module.fail_json(msg="%s: %s" % (path, error))
-    module.exit_json(changed=False, document=document, identity=job.identity(document))
+    module.exit_json(changed=False, document=document, identity=identity, state=state, **rendered)
 
 
 if __name__ == "__main__":

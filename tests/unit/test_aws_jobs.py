@@ -272,7 +272,11 @@ def test_a_batch_job_that_cannot_start_is_ended_and_says_why(tmp_path: Path, rea
     more = {"statusReason": reason} if reason else {}
     waiting, ended = described("RUNNABLE", **more), described("FAILED", isTerminated=True)
     region = batch_region(DescribeComputeEnvironments=[environments])
-    region.answers["DescribeJobs"] = [lambda wanted: (ended if region.count("TerminateJob") else waiting)(wanted)]
+
+    def answer(wanted: dict) -> dict:
+        return ended(wanted) if region.count("TerminateJob") else waiting(wanted)
+
+    region.answers["DescribeJobs"] = [answer]
     with pytest.raises(jobs.RunError, match=re.escape(said)) as error:
         bring(service("batch", region, tmp_path))
     assert "cannot start and was cancelled" in str(error.value)
@@ -316,9 +320,11 @@ def trained(status: str, second: str, **more: Any) -> dict:
 )
 def test_a_training_job_that_failed_says_why(tmp_path: Path, answer: dict, state: str, code: int, said: str) -> None:
     region = Recorded(
-        ListTrainingJobs=[{"TrainingJobSummaries": []}], CreateTrainingJob=[{}], DescribeTrainingJob=[trained("InProgress", "Starting"), answer],
+        ListTrainingJobs=[{"TrainingJobSummaries": []}],
+        CreateTrainingJob=[{}],
+        DescribeTrainingJob=[trained("InProgress", "Starting"), answer],
         DescribeLogStreams=[AwsError("no group", "ResourceNotFoundException")],
-    )  # fmt: skip
+    )
     with pytest.raises(jobs.RunError) as error:
         bring(service("sagemaker", region, tmp_path))
     assert (error.value.facts["state"], error.value.facts["exit_code"]) == (state, code)

@@ -1,0 +1,229 @@
+# Copyright: the Muster developers
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""One job in a Kubernetes cluster, through the API's addresses and JSON."""
+
+from __future__ import annotations
+
+import datetime
+
+from ansible_collections.muster.fleet.plugins.module_utils.jobs import run as jobs
+from ansible_collections.muster.fleet.plugins.module_utils.jobs.kubernetes import IDENTITY_LABEL, KINDS
+
+APPLY = "application/apply-patch+yaml"
+OPERATORS = {"PyTorchJob": "the training operator", "TrainJob": "Kubeflow Trainer", "MPIJob": "the MPI operator", "JobSet": "JobSet"}
+DONE, FAILED = ("Succeeded", "Complete", "Completed"), ("Failed",)
+# Reasons for which a container does not start -> what to do.
+STUCK = {
+    "ErrImagePull": "correct the image's name, or let the nodes pull it",
+    "ImagePullBackOff": "correct the image's name, or let the nodes pull it",
+    "InvalidImageName": "correct the image's name",
+    "CreateContainerConfigError": "create the Secret or ConfigMap that it names",
+}
+# What only the rank that prints writes; its pod's log is the job's output.
+PRINTED = ("Loss: ", "Avg bus bandwidth")
+
+
+class Unreachable(Exception):
+    """The API server gave no answer."""
+
+
+class Kubernetes(jobs.Service):
+    """One job of a namespace.
+
+    request(method, path, query, body, content type) -> (HTTP status, the answer as a mapping, or as text for a log); raises Unreachable.
+    """
+
+    title = "Kubernetes"
+
+    def __init__(self, *, request, manifest, document, **settings):
+        super().__init__(**settings)
+        self.request, self.manifest, self.document = request, manifest, document
+        self.kind, metadata = manifest["kind"], manifest["metadata"]
+        self.namespace, self.object = metadata["namespace"], metadata["name"]
+        plural = KINDS[document["launcher"]["kind"]][2]
+        self.folder = "/apis/%s/namespaces/%s/%s" % (manifest["apiVersion"], self.namespace, plural)
+        self.core = "/api/v1/namespaces/%s/" % self.namespace
+
+    def ask(self, method, path, query=None, body=None, kind="application/json"):
+        """(status, answer); tries again until the deadline while the API server gives no answer or is too busy."""
+        while True:
+            try:
+                status, answer = self.request(method, path, query or {}, body, kind)
+            except Unreachable as error:
+                self.pause("the API server does not answer (%s)" % error)
+                continue
+            if status not in (429, 500, 502, 503, 504):
+                break
+            self.pause("the API server says %s" % said(status, answer))
+        if status == 401:
+            raise jobs.RunError("The API server does not accept the credentials (%s); log in again." % said(status, answer), "log in again")
+        if status == 403 and "quota" not in said(status, answer):
+            raise jobs.Refused("%s; give this user a role that allows it." % said(status, answer), "change the role")
+        return status, answer
+
+    def _get(self):
+        """The job's object, or None. Raises RunError when the cluster does not know the kind."""
+        status, answer = self.ask("GET", "%s/%s" % (self.folder, self.object))
+        if status == 404 and not (answer.get("details") or {}).get("name"):
+            message = "The cluster knows no %s; install %s."
+            raise jobs.Refused(message % (self.kind, OPERATORS[self.kind]))
+        if status == 404:
+            return None
+        if status >= 300:
+            raise jobs.RunError("The API server refuses to show job %s: %s." % (self.name, said(status, answer)))
+        return answer
+
+    def live(self):
+        """The job's name while its object has not ended."""
+        found = self._get()
+        return self.object if found and not ended(found) else None
+
+    def submit(self, options):
+        """Apply the manifest; the object of an ended run goes first."""
+        claims = {volume["persistentVolumeClaim"]["claimName"] for volume in _volumes(self.manifest)}
+        for claim in sorted(claims):
+            status, answer = self.ask("GET", self.core + "persistentvolumeclaims/" + claim)
+            if status == 404:
+                message = "Namespace %s has no claim %s for the checkpoints of job %s; create it, or set muster_target.claim."
+                raise jobs.Refused(message % (self.namespace, claim, self.name))
+        if self._get():
+            self._delete()
+        query = {"fieldManager": "muster", "fieldValidation": "Strict", "force": "true"}
+        status, answer = self.ask("PATCH", "%s/%s" % (self.folder, self.object), query, self.manifest, APPLY)
+        if status >= 300:
+            raise jobs.Refused("The API server refuses job %s: %s." % (self.name, said(status, answer)))
+        return self.object
+
+    def _delete(self):
+        self.ask("DELETE", "%s/%s" % (self.folder, self.object), {"propagationPolicy": "Foreground"})
+        while self._get():
+            self.pause("Kubernetes is deleting the earlier run")
+
+    def cancel(self, job_id):
+        """Delete the object, after its output was fetched; Kubernetes ends its pods."""
+        self.fetch_output(job_id)
+        self.cancelled = self.record(job_id)
+        self._delete()
+
+    cancelled = None
+
+    def _pods(self):
+        _, answer = self.ask("GET", self.core + "pods", {"labelSelector": "%s=%s" % (IDENTITY_LABEL, self.identity[:12])})
+        return sorted(answer.get("items", []), key=lambda pod: pod["metadata"]["name"])
+
+    def record(self, job_id):
+        """The object and its pods as a record of Service."""
+        found = self._get()
+        if found is None:
+            return None
+        pods = self._pods()
+        ranks = [pod for pod in pods if pod["metadata"].get("labels", {}).get("muster/role") != "launcher"]
+        containers = [each for pod in pods for each in pod.get("status", {}).get("containerStatuses", [])]
+        dead = [each["state"]["terminated"] for each in containers if each.get("state", {}).get("terminated")]
+        dead += [each["lastState"]["terminated"] for each in containers if each.get("lastState", {}).get("terminated")]
+        failed = [each for each in dead if each.get("exitCode")]
+        running = [pod for pod in ranks if pod.get("status", {}).get("phase") == "Running"]
+        state, reason = "RUNNING" if running else "PENDING", "None"
+        condition = ended(found)
+        if condition:
+            reason = " ".join(filter(None, (condition.get("reason"), condition.get("message"))))
+            state = "COMPLETED" if condition["type"] in DONE else "TIMEOUT" if "DeadlineExceeded" in reason else "FAILED"
+            if state == "FAILED" and any(each.get("reason") == "OOMKilled" for each in failed):
+                state = "OUT_OF_MEMORY"
+        elif len(running) < self.document["nodes"]:
+            reason = next(filter(None, map(_waits_for, pods)), "None")
+        times = {key: _seconds(text) for key, text in self._times(found, pods, condition).items()}
+        return {
+            "job_id": self.object,
+            "state": state,
+            "reason": reason,
+            "exit_code": failed[0]["exitCode"] if failed and state != "COMPLETED" else 1 if condition and state != "COMPLETED" else 0,
+            "signal": 0,
+            "nodes": sorted({pod["spec"]["nodeName"] for pod in ranks if pod["spec"].get("nodeName")}),
+            **times,
+            "elapsed_s": None,
+            "restarts": sum(each.get("restartCount", 0) for each in containers),
+            "ready": len(running),
+        }
+
+    def _times(self, found, pods, condition):
+        starts = [pod["status"]["startTime"] for pod in pods if pod.get("status", {}).get("startTime")]
+        return {
+            "submitted": found["metadata"].get("creationTimestamp"),
+            "started": min(starts, default=None),
+            "ended": condition and condition.get("lastTransitionTime"),
+        }
+
+    def pending(self, record):
+        """A container that cannot start ends the job; a pod that waits for nodes does not, because a cluster may grow."""
+        word = record["reason"].split(":")[0].split(" ")[-1]
+        return ("unavailable", STUCK[word]) if word in STUCK else (None, "")
+
+    def over(self, job_id, record):
+        """The record with the output fetched. A job that was deleted by somebody else is an error."""
+        if record is None and self.cancelled:
+            return {**self.cancelled, "state": "CANCELLED", "reason": "deleted by Muster"}
+        if record is None:
+            message = "The %s %s was deleted in namespace %s while it ran; run it again with rerun."
+            raise jobs.RunError(message % (self.kind, self.object, self.namespace), "run it again with rerun")
+        self.fetch_output(job_id)
+        if record["state"] == "COMPLETED" and len(record["nodes"]) < self.document["nodes"]:
+            reason = "its pods ran on %d nodes instead of %d" % (len(record["nodes"]), self.document["nodes"])
+            return {**record, "state": "FAILED", "reason": reason, "exit_code": 1}
+        return record
+
+    def fetch_output(self, job_id):
+        """The log of the pod with the rank that prints becomes output.txt, that of another pod output-POD.txt."""
+        logs = {}
+        for pod in self._pods():
+            name = pod["metadata"]["name"]
+            status, text = self.ask("GET", self.core + "pods/%s/log" % name)
+            if status < 300:
+                logs[name] = text if isinstance(text, str) else ""
+        printing = next((name for name, text in logs.items() if any(word in text for word in PRINTED)), next(iter(logs), None))
+        files = {"output.txt" if name == printing else "output-%s.txt" % name: text for name, text in logs.items()}
+        self.store.prepare(files)
+
+
+def said(status, answer):
+    """What the API server says about an error."""
+    message = answer.get("message") if isinstance(answer, dict) else str(answer)
+    return " ".join(str(message or "HTTP status %s" % status).split()).rstrip(".")
+
+
+def ended(found):
+    """The condition that ends a job, or None."""
+    conditions = found.get("status", {}).get("conditions", [])
+    return next((each for each in conditions if each["type"] in (*DONE, *FAILED) and each.get("status") == "True"), None)
+
+
+def _volumes(value):
+    """All volumes with a claim in a manifest."""
+    if isinstance(value, dict):
+        if "persistentVolumeClaim" in value:
+            yield value
+        value = list(value.values())
+    if isinstance(value, list):
+        for each in value:
+            yield from _volumes(each)
+
+
+def _waits_for(pod):
+    """Why a pod does not run, in the scheduler's or kubelet's own words; "" when it runs."""
+    status = pod.get("status", {})
+    for each in status.get("containerStatuses", []):
+        waiting = each.get("state", {}).get("waiting")
+        if waiting and waiting.get("reason") != "ContainerCreating":
+            return "%s %s: %s" % (pod["metadata"]["name"], waiting.get("reason"), " ".join(waiting.get("message", "").split()))
+    for each in status.get("conditions", []):
+        if each["type"] == "PodScheduled" and each["status"] == "False":
+            return each.get("message", "")
+    return ""
+
+
+def _seconds(text):
+    """Seconds since 1970 of a time such as 2026-11-25T04:00:00Z, or None."""
+    if not text:
+        return None
+    return int(datetime.datetime.strptime(text[:19] + "+0000", "%Y-%m-%dT%H:%M:%S%z").timestamp())

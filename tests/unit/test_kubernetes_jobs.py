@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright: the Muster developers
+"""kubernetes_job against an API server that is a mapping of addresses. No cluster ran it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ansible_collections.muster.fleet.plugins.module_utils.jobs import document as job
+from ansible_collections.muster.fleet.plugins.module_utils.jobs import kubernetes, target
+from ansible_collections.muster.fleet.plugins.module_utils.jobs import run as jobs
+from ansible_collections.muster.fleet.plugins.module_utils.jobs.kubernetes_run import Kubernetes, Unreachable
+from ansible_collections.muster.fleet.plugins.modules import kubernetes_job
+
+HELLO = {"name": "hello", "command": ["true"], "image": "a/b:1", "nodes": 2}
+
+
+class Server:
+    """Objects by address. A job's pods and conditions are what the test says at each question for the job."""
+
+    def __init__(self, *states: tuple[list[dict], dict | None]) -> None:
+        self.objects: dict[str, dict] = {"/api/v1/namespaces/default/persistentvolumeclaims/fsx-claim": {}}
+        self.states, self.asked, self.failures = list(states), [], []
+        self.pods: list[dict] = []
+        self.kinds = {"pytorchjobs", "jobsets", "trainjobs", "mpijobs"}
+
+    def __call__(self, method: str, path: str, query: dict, body: Any, _kind: str) -> tuple[int, Any]:
+        self.asked.append((method, path, query))
+        if self.failures:
+            failure = self.failures.pop(0)
+            if isinstance(failure, Exception):
+                raise failure
+            return failure
+        if path.endswith("/log"):
+            name = path.split("/")[-2]
+            return 200, next(pod["log"] for pod in self.pods if pod["metadata"]["name"] == name)
+        if path.endswith("/pods"):
+            return 200, {"items": self.pods}
+        parts = path.split("/")
+        if path.startswith("/apis/") and parts[-2] not in self.kinds:
+            return 404, {"message": "the server could not find the requested resource", "details": {}}
+        if method == "PATCH":
+            self.objects[path] = {"metadata": {"creationTimestamp": "2026-11-25T04:00:00Z"}, "status": {}}
+            return 201, self.objects[path]
+        if path not in self.objects:
+            return 404, {"message": f'{parts[-2]} "{parts[-1]}" not found', "details": {"name": parts[-1]}}
+        if method == "DELETE":
+            del self.objects[path]
+            self.pods = []
+            return 200, {}
+        if path.startswith("/apis/") and self.states:
+            self.pods, condition = self.states.pop(0) if len(self.states) > 1 else self.states[0]
+            self.objects[path]["status"] = {"conditions": [condition] if condition else []}
+        return 200, self.objects[path]
+
+    def count(self, method: str) -> int:
+        return sum(1 for each, _, _ in self.asked if each == method)
+
+
+def pod(number: int, phase: str = "Running", log: str = "", node: str = "", **status: Any) -> dict:
+    spec = {"nodeName": node or f"host-{number}"} if phase != "Pending" else {}
+    start = {"startTime": "2026-11-25T04:00:10Z"} if phase != "Pending" else {}
+    labels = {"muster/role": "node"}
+    return {
+        "metadata": {"name": f"hello-worker-{number}", "labels": labels},
+        "spec": spec,
+        "status": {"phase": phase, **start, **status},
+        "log": log,
+    }
+
+
+def condition(kind: str, reason: str = "", message: str = "") -> dict:
+    return {"type": kind, "status": "True", "reason": reason, "message": message, "lastTransitionTime": "2026-11-25T04:05:00Z"}
+
+
+RUNNING = [pod(0, log="I elastic master_addr=hello-worker-1\n"), pod(1, log="Batch 7 Loss: 2.5, Speed: 9.0 samples/sec, lr: 0.1\n")]
+ENDED = [{**each, "status": {**each["status"], "phase": "Succeeded"}} for each in RUNNING]
+DONE = (ENDED, condition("Succeeded"))
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def bring(server: Server, folder: Path, kind: str = "pytorchjob", timeout: int = 400, **options: Any) -> Any:
+    document = job.load(HELLO, kind)
+    identity, clock = job.identity(document), Clock()
+    manifest = kubernetes.render(document, identity, target.load(kind, {}))
+    common = {"name": "hello", "identity": identity, "store": jobs.Store(str(folder / "job")), "timeout": timeout, "poll": 5}
+    common |= {"pending_timeout": 60, "sleep": clock.sleep, "clock": clock}
+    made = Kubernetes(request=server, manifest=manifest, document=document, **common)
+    return jobs.bring(made, **{"state": "finished", "files": {"job.json": "{}"}, **options})
+
+
+@pytest.mark.parametrize(
+    ("kind", "word"), [("pytorchjob", "Succeeded"), ("mpijob", "Succeeded"), ("trainjob", "Complete"), ("jobset", "Completed")]
+)
+def test_a_job_is_applied_once_and_its_result_is_stored(tmp_path: Path, kind: str, word: str) -> None:
+    server = Server(([pod(0, "Pending"), pod(1, "Pending")], None), (RUNNING, None), (ENDED, condition(word)))
+    changed, found, _files = bring(server, tmp_path, kind)
+    assert (changed, found["state"], found["nodes"], found["elapsed_s"]) == (True, "COMPLETED", ["host-0", "host-1"], 290)
+    assert bring(server, tmp_path, kind)[1]["stored"] is True
+    assert server.count("PATCH") == 1
+    [query] = [query for method, _, query in server.asked if method == "PATCH"]
+    assert (query["fieldManager"], query["fieldValidation"]) == ("muster", "Strict")
+    # The log of the pod that prints is the output, and the lines that name the first host stay.
+    assert "Loss: 2.5" in (tmp_path / "job/output.txt").read_text()
+    assert "master_addr=" in (tmp_path / "job/output-hello-worker-0.txt").read_text()
+
+
+def test_a_killed_controller_finds_its_job_again_and_a_rerun_deletes_the_old_one(tmp_path: Path) -> None:
+    server = Server((RUNNING, None))
+    bring(server, tmp_path, state="submitted")
+    server.states = [(RUNNING, None), DONE]
+    assert bring(server, tmp_path)[0] is False
+    assert (server.count("PATCH"), server.count("DELETE")) == (1, 0)
+    server.states = [DONE]
+    assert bring(server, tmp_path, rerun=True)[0] is True
+    assert (server.count("PATCH"), server.count("DELETE")) == (2, 1)
+
+
+def test_a_success_on_one_host_is_none(tmp_path: Path) -> None:
+    both = [pod(number, "Succeeded", node="host-0") for number in range(2)]
+    with pytest.raises(jobs.RunError, match=r"ended FAILED \(its pods ran on 1 nodes instead of 2\)"):
+        bring(Server((both, condition("Succeeded"))), tmp_path)
+
+
+def dead(reason: str, code: int) -> dict:
+    return {"containerStatuses": [{"restartCount": 2, "state": {"terminated": {"reason": reason, "exitCode": code}}}]}
+
+
+@pytest.mark.parametrize(
+    ("pods", "end", "state", "code"),
+    [
+        ([pod(0, "Failed", **dead("OOMKilled", 137)), pod(1)], condition("Failed", "BackoffLimitExceeded"), "OUT_OF_MEMORY", 137),
+        ([pod(0, "Failed", **dead("Error", 3)), pod(1)], condition("Failed", "JobFailed", "worker 0 failed"), "FAILED", 3),
+        ([], condition("Failed", "DeadlineExceeded"), "TIMEOUT", 1),
+    ],
+)
+def test_a_failure_has_its_state_and_exit_status(tmp_path: Path, pods: list, end: dict, state: str, code: int) -> None:
+    with pytest.raises(jobs.RunError) as error:
+        bring(Server((pods, end)), tmp_path)
+    assert (error.value.facts["state"], error.value.facts["exit_code"]) == (state, code)
+
+
+def waiting(reason: str) -> dict:
+    return {"containerStatuses": [{"restartCount": 0, "state": {"waiting": {"reason": reason, "message": "said so"}}}]}
+
+
+@pytest.mark.parametrize(
+    ("reason", "remedy"), [("ImagePullBackOff", "correct the image's name"), ("CreateContainerConfigError", "create the Secret")]
+)
+def test_a_container_that_cannot_start_ends_the_job_after_a_while(tmp_path: Path, reason: str, remedy: str) -> None:
+    server = Server(([pod(0, "Pending", **waiting(reason)), pod(1, "Pending")], None))
+    with pytest.raises(jobs.RunError, match=rf"cannot start and was cancelled: Kubernetes says hello-worker-0 {reason}: said so; {remedy}"):
+        bring(server, tmp_path)
+    assert server.count("DELETE") == 1
+
+
+def test_a_pod_that_waits_for_gpus_is_left_and_says_why(tmp_path: Path) -> None:
+    says = "0/2 nodes are available: 2 Insufficient nvidia.com/gpu."
+    unscheduled = {"conditions": [{"type": "PodScheduled", "status": "False", "message": says}]}
+    server = Server(([pod(0, "Pending", **unscheduled), pod(1, "Pending")], None))
+    with pytest.raises(jobs.RunError, match=r"not over after 200 s: Kubernetes says PENDING \(0/2 nodes are available: 2 Insufficient"):
+        bring(server, tmp_path, timeout=200)
+    found = bring(server, tmp_path, state="queried")[1]
+    assert (found["ready"], found["reason"], server.count("DELETE")) == (0, says, 0)
+
+
+def test_a_job_that_somebody_deleted_is_said_so(tmp_path: Path) -> None:
+    server = Server((RUNNING, None))
+    bring(server, tmp_path, state="submitted")
+    server.objects.clear()
+    with pytest.raises(
+        jobs.RunError, match=r"The PyTorchJob hello-\w{12} was deleted in namespace default while it ran; run it again with rerun"
+    ):
+        bring(server, tmp_path, state="awaited")
+
+
+def test_an_api_server_that_is_away_for_a_while_is_waited_for(tmp_path: Path) -> None:
+    server = Server(DONE)
+    server.failures = [Unreachable("connection refused"), (503, {"message": "starting"}), Unreachable("reset")]
+    assert bring(server, tmp_path)[1]["state"] == "COMPLETED"
+    server.failures = [Unreachable("connection refused")] * 99
+    with pytest.raises(jobs.RunError, match=r"the API server does not answer \(connection refused\)"):
+        bring(server, tmp_path, rerun=True)
+
+
+ABSENT = (404, {"details": {"name": "x"}})
+
+
+def answers(*failures: Any) -> Any:
+    """A change of a server that gives these answers first."""
+    return lambda server: server.failures.extend(failures)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda server: server.kinds.clear(), "The cluster knows no PyTorchJob; install the training operator."),
+        (lambda server: server.objects.clear(), "Namespace default has no claim fsx-claim for the checkpoints of job hello; create it"),
+        (answers((401, {"message": "Unauthorized"})), "The API server does not accept the credentials (Unauthorized)"),
+        (answers((403, {"message": 'pytorchjobs is forbidden: User "ann" cannot get'})), 'User "ann" cannot get; give'),
+        (answers(ABSENT, (200, {}), ABSENT, (422, {"message": 'unknown field "spec.x"'})), 'refuses job hello: unknown field "spec.x".'),
+    ],
+)  # fmt: skip
+def test_what_the_cluster_does_not_take_is_one_sentence_and_leaves_nothing(tmp_path: Path, change: Any, sentence: str) -> None:
+    server = Server(DONE)
+    change(server)
+    with pytest.raises(jobs.RunError, match=re.escape(sentence)) as error:
+        bring(server, tmp_path)
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "job/job.json").exists()
+    assert server.count("DELETE") == 0
+
+
+def test_a_stopped_job_keeps_its_output(tmp_path: Path) -> None:
+    server = Server((RUNNING, None))
+    bring(server, tmp_path, state="submitted")
+    changed, found, _files = bring(server, tmp_path, state="cancelled")
+    assert (changed, found["state"], server.count("DELETE")) == (True, "CANCELLED", 1)
+    assert "Loss: 2.5" in (tmp_path / "job/output.txt").read_text()
+
+
+def test_a_missing_client_and_a_missing_context_are_named(call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kubernetes_job, "official", None)
+    options = {"job": HELLO, "store": str(tmp_path)}
+    assert "install the package kubernetes in Ansible's Python" in call(kubernetes_job, **options)["msg"]
+    monkeypatch.setattr(kubernetes_job, "official", object())
+    assert "muster_target has no context; name the one of ~/.kube/config or KUBECONFIG" in call(kubernetes_job, **options)["msg"]
