@@ -8,6 +8,7 @@ The log line up to `lr:` is the AWS reference trainer's and never changes; new f
 import importlib
 import json
 import logging
+import math
 import os
 import re
 import sys
@@ -62,8 +63,10 @@ class JsonLines:
     def write(self, **record: Any) -> None:
         if self.path is not None:
             time = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+            # JSON has no NaN and no infinity.
+            known = {name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in record.items()}
             with self.path.open("a") as file:
-                file.write(json.dumps({"time": time} | record | self.common) + "\n")
+                file.write(json.dumps({"time": time} | known | self.common, allow_nan=False) + "\n")
 
 
 class Utilisation:

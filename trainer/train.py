@@ -28,7 +28,7 @@ from trainer.layout import layout_of
 from trainer.models import Shape, shape_of
 from trainer.observer import Observer, Reading
 from trainer.parallel.build import build
-from trainer.parallel.precision import precision_of
+from trainer.parallel.precision import LossScale, precision_of
 from trainer.watch import Watch, record_collectives
 
 
@@ -120,6 +120,8 @@ class Run:
             keys = source.keys(engine.data_rank, engine.data_ranks) if hasattr(source, "keys") else []
             manifest, states = load(store, step, engine.model, self.optimizer, identity=self.identity, keys=keys)
             self.step, self.samples = manifest["step"], manifest["samples"]
+            if engine.scale and manifest["loss_scale"]:
+                engine.scale = LossScale(**manifest["loss_scale"])
         self.loader = Loader(source, engine.data_rank, engine.data_ranks, engine.samples, first=self.samples, states=states)
         self.saver = Saver(self.store, config.keep_checkpoints, bool(config.async_checkpoint)) if self.store else None
         self.validation: list[Any] = []
@@ -263,6 +265,7 @@ class Run:
             state = state_of(self.engine.model, self.optimizer)
             state["data"] = self.loader.state()
             facts = {"samples": self.samples, "world_size": self.ranks.world_size, "identity": self.identity}
+            facts["loss_scale"] = self.engine.scale and asdict(self.engine.scale)
             source = self.loader.source
             facts["data"] = source.taken(self.samples) if hasattr(source, "taken") else []
             self.saver.save(self.step, state, facts)

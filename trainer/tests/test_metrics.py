@@ -40,6 +40,13 @@ def test_json_lines_go_on_after_half_a_line(tmp_path: Path) -> None:
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", json.loads(lines[2])["time"])
 
 
+def test_json_lines_are_json_whatever_the_values(tmp_path: Path) -> None:
+    path = tmp_path / "train.jsonl"
+    JsonLines(path).write(step=1, loss=float("nan"), grad_norm=float("inf"), lr=0.5)
+    found = json.loads(path.read_text(), parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    assert (found["loss"], found["grad_norm"], found["lr"]) == (None, None, 0.5)
+
+
 @pytest.mark.parametrize(
     ("name", "peak"),
     [("NVIDIA H200", 989.4), ("NVIDIA GB200", 2500), ("NVIDIA B200", 2250), ("NVIDIA A100-SXM4-80GB", 312), ("NVIDIA L40S", 362)],

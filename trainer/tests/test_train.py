@@ -153,17 +153,29 @@ def test_one_folder_under_two_names_is_one(tmp_path: Path, tokens: Path) -> None
     assert job.end() == [0], job.output()
 
 
+def test_the_loss_scale_of_fp16_is_kept(tmp_path: Path, tokens: Path) -> None:
+    for steps in (2, 3):
+        job = train(1, tmp_path, tokens, steps, "--precision", "fp16")
+        assert job.end() == [0], job.output()
+        path = tmp_path / f"step-{steps}" / "manifest.json"
+        manifest = json.loads(path.read_text())
+        assert manifest["loss_scale"]["good"] == steps
+        path.write_text(json.dumps(manifest | {"loss_scale": manifest["loss_scale"] | {"value": 1024.0}}))
+    assert manifest["loss_scale"]["value"] == 1024.0
+
+
 def test_a_rank_with_data_that_cannot_be_read_says_so(tmp_path: Path) -> None:
     """The second rank reads the second file. The first one names no fault of its own."""
     pytest.importorskip("datasets", reason="datasets is not installed")
-    for name, text in (("a", '"good text " '), ("b", "5")):
-        (tmp_path / f"{name}.jsonl").write_text(('{"text": ' + text + "}\n") * 9)
-    argv = ["--tokenizer", "bytes", "--dataset_path", str(tmp_path)]
-    job = train(2, tmp_path / "run", tmp_path, 3, *argv)
+    data = tmp_path / "data"
+    data.mkdir()
+    for name, text in (("a", '"good text "'), ("b", "{[")):
+        (data / f"{name}.jsonl").write_text(('{"text": ' + text + "}\n") * 9)
+    job = train(2, tmp_path / "run", data, 3, "--tokenizer", "bytes")
     assert job.end() == [1, 1], job.output()
     said = job.output(1).splitlines()[-1]
     assert said.startswith("trainer: rank 1 on ")
-    assert f"part 1 of data set {tmp_path}, after document 0, cannot be read (" in said
+    assert f"part 1 of data set {data}, after document 0, cannot be read (" in said
     assert "Traceback" not in job.output() + job.output(1)
 
 
