@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
 
+from ansible_collections.muster.fleet.plugins.module_utils.aws.instances import Ec2Error
 from ansible_collections.muster.fleet.plugins.module_utils.stack.rules import SCOPES
 from ansible_collections.muster.fleet.plugins.plugin_utils.stack_hosts import WANTED, Host, host_of, judge_fleet
 
@@ -41,7 +43,10 @@ class ActionModule(ActionBase):
         result = super().run(tmp, task_vars)
         asked = self.validate_argument_spec(OPTIONS)[1]
         names = asked["hosts"] if asked["hosts"] is not None else task_vars["ansible_play_hosts_all"]
-        hosts = [self._host(name, asked, task_vars["hostvars"][name]) for name in names]
+        try:
+            hosts = [self._host(name, asked, task_vars["hostvars"][name]) for name in names]
+        except Ec2Error as error:
+            raise AnsibleActionFail(str(error)) from error
         told = judge_fleet(hosts, asked["types"], asked["scopes"], **{key: asked[key] for key in INPUTS})
         if told["refused"]:
             return {**result, "failed": True, "msg": " ".join(told["refused"]), "refused": told["refused"], "remedy": REMEDY}

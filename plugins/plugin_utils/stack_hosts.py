@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+from ansible_collections.muster.fleet.plugins.module_utils.aws.hosts import launch_from
 from ansible_collections.muster.fleet.plugins.module_utils.hardware import catalogue
 from ansible_collections.muster.fleet.plugins.module_utils.hardware.nccl_env import nccl_env
 from ansible_collections.muster.fleet.plugins.module_utils.report.run_record import named_hosts
@@ -60,7 +61,7 @@ def host_of(name: str, groups: Iterable[str], variables: Mapping[str, Any], fact
     """A host from its variables (those in WANTED) and facts."""
     groups = tuple(groups)
     system, arch = system_of(facts), facts.get("architecture", "")
-    launch = dict(variables.get("muster_launch") or {})
+    launch = launch_from(variables.get("muster_launch") or {})
     if "muster_compute" not in groups:
         launch.pop("threads_per_core", None)  # ParallelCluster and PCS have their own Slurm
     return Host(

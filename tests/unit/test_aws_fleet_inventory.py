@@ -221,11 +221,7 @@ def test_how_an_instance_was_launched(read) -> None:
         "availability_zones": ["us-east-1a"],
         "subnets": ["subnet-0aa1"],
         "placement_group": "rack 1",
-        "interfaces": [
-            {"card": 0, "device": 0, "type": "interface"},
-            {"card": 0, "device": 1, "type": "efa-only"},
-            {"card": 1, "device": 1, "type": "efa-only"},
-        ],
+        "interfaces": "0.0 interface, 0.1 efa-only, 1.1 efa-only",
         "threads_per_core": 2,
     }
     # No rule is about types without accelerators.
@@ -237,7 +233,7 @@ def test_what_ec2_does_not_say_of_a_launch_is_left_out() -> None:
         "market": "on-demand",
         "availability_zones": ["us-east-1a"],
         "placement_group": "",
-        "interfaces": [{"card": 0, "device": 0, "type": "interface"}],
+        "interfaces": "0.0 interface",
     }
 
 

@@ -14,6 +14,8 @@ import pytest
 from playbook import run_playbook
 
 from ansible_collections.muster.fleet.plugins.filter.stack import stack_overrides
+from ansible_collections.muster.fleet.plugins.module_utils.aws.hosts import launch_from
+from ansible_collections.muster.fleet.plugins.module_utils.aws.instances import Ec2Error
 from ansible_collections.muster.fleet.plugins.module_utils.hardware import catalogue
 from ansible_collections.muster.fleet.plugins.module_utils.hardware.catalogue import CatalogueError
 from ansible_collections.muster.fleet.plugins.modules import manifest
@@ -170,13 +172,13 @@ def test_begin_refuses_before_any_node_is_asked(tmp_path: Path) -> None:
     assert "Let no other run change the fleet" not in said
 
 
-P5 = catalogue.instance_type("p5.48xlarge")["interfaces"]
+P5 = ["{card}.{device} {type}".format(**each) for each in catalogue.instance_type("p5.48xlarge")["interfaces"]]
 LAUNCH = {
     "market": "capacity-block",
     "availability_zones": ["us-east-1a"],
     "subnets": ["subnet-1"],
     "placement_group": "",
-    "interfaces": P5,
+    "interfaces": ", ".join(P5),
     "threads_per_core": 2,
 }
 
@@ -186,10 +188,11 @@ LAUNCH = {
     [
         ({}, ""),
         (
-            {"interfaces": P5[:17]},
+            {"interfaces": ", ".join(P5[:17])},
             "the launch must have 32 EFA interfaces and has 16, because a rail that is missing slows every collective",
         ),
-        ({"interfaces": P5[:1]}, "the launch must have 32 EFA interfaces and has 0, because"),
+        ({"interfaces": P5[0]}, "the launch must have 32 EFA interfaces and has 0, because"),
+        ({"interfaces": "eth0"}, "muster_launch has the interfaces 'eth0'; write them as 0.0 interface, 0.1 efa-only: CARD.DEVICE TYPE."),
         ({"threads_per_core": 1}, "the launch must leave 2 threads per core, because jobs ask for the type's own CPUs"),
     ],
 )
@@ -206,8 +209,14 @@ def test_the_threads_of_nodes_of_another_slurm_are_not_judged() -> None:
     assert [host.launch.get("threads_per_core") for host in groups.values()] == [None, 1]
 
 
+def test_interfaces_that_cannot_be_read_are_refused() -> None:
+    with pytest.raises(Ec2Error, match=r"muster_launch has the interfaces 'eth0'; write them as 0\.0 interface, 0\.1 efa-only"):
+        host_of("n-1", (), {"muster_launch": {"interfaces": "eth0"}}, {})
+
+
 def test_nodes_of_one_type_are_in_one_zone_and_subnet() -> None:
-    hosts = [host("a", "p5.48xlarge", launch=LAUNCH), host("b", "p5.48xlarge", launch={**LAUNCH, "availability_zones": ["us-east-1b"]})]
+    launch = launch_from(LAUNCH)
+    hosts = [host("a", "p5.48xlarge", launch=launch), host("b", "p5.48xlarge", launch={**launch, "availability_zones": ["us-east-1b"]})]
     [said] = judge_fleet([*hosts, host("c", "p5en.48xlarge")], scopes=["launch"])["refused"]
     assert "p5.48xlarge with stack" in said and "(a, b): all nodes must be in one availability zone and one subnet" in said
     assert not judge_fleet(hosts[:1], scopes=["launch"])["refused"]

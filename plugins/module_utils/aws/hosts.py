@@ -207,25 +207,36 @@ def known_type(name):
 
 
 def launch_of(instance):
-    """The variable muster_launch: how a live instance was requested, as the stack rules take it (rules_launch.py)."""
-    interfaces = [
-        {
-            "card": each.get("attachment", {}).get("network_card_index", 0),
-            "device": each.get("attachment", {}).get("device_index", 0),
-            "type": each.get("interface_type", "interface"),
-        }
-        for each in instance.get("network_interfaces", ())
-    ]
+    """The variable muster_launch: how a live instance was requested. Its interfaces are one text: Ansible visits each value of each host.
+
+    {market, availability_zones, subnets, placement_group, interfaces ("0.0 interface, 0.1 efa-only": CARD.DEVICE TYPE), threads_per_core}
+    """
+    cards = [({"network_card_index": 0, **each.get("attachment", {})}, each) for each in instance.get("network_interfaces", ())]
+    places = sorted((at["network_card_index"], at.get("device_index", 0), each.get("interface_type", "interface")) for at, each in cards)
     out = {
         "market": instance.get("instance_lifecycle", "on-demand"),
         "availability_zones": [instance["placement"]["availability_zone"]],
         "subnets": [instance["subnet_id"]] if instance.get("subnet_id") else [],
         "placement_group": instance["placement"].get("group_name", ""),
-        "interfaces": sorted(interfaces, key=lambda each: (each["card"], each["device"])),
+        "interfaces": ", ".join("%d.%d %s" % place for place in places),
         "threads_per_core": instance.get("cpu_options", {}).get("threads_per_core"),
     }
     # A stopped or older instance lacks some; without its interfaces nothing is known of them.
     return {key: value for key, value in out.items() if value or key == "placement_group"}
+
+
+def launch_from(variable):
+    """What launch_of() says, as the stack rules take it (rules_launch.py): interfaces [{card, device, type}]."""
+    if "interfaces" not in variable:
+        return dict(variable)
+    interfaces = []
+    for text in variable["interfaces"].split(","):
+        found = re.fullmatch(r"(\d+)\.(\d+) (\S+)", text.strip())
+        if not found:
+            message = "muster_launch has the interfaces %r; write them as 0.0 interface, 0.1 efa-only: CARD.DEVICE TYPE."
+            raise Ec2Error(message % (variable["interfaces"],))
+        interfaces.append({"card": int(found[1]), "device": int(found[2]), "type": found[3]})
+    return {**variable, "interfaces": interfaces}
 
 
 def type_groups(kind, accelerator, efa):
