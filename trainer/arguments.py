@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""The arguments of the AWS reference trainer (3.test_cases/pytorch/FSDP) that are refused here, each with what replaces it."""
+"""The arguments of the AWS reference trainer (3.test_cases/pytorch/FSDP) without effect here, each with what replaces it."""
 
 import argparse
+from collections.abc import Sequence
 
 NO_DROPOUT = "these models have no dropout: leave it out"
-RECOMPUTE = "nothing is moved to the host's memory: use --activation_checkpointing full, which needs about as little"
+RECOMPUTE = "nothing is moved to the host's memory: --activation_checkpointing full replaces it, which needs about as little"
 
-# Every other name of the reference is a flag of `train`.
+# Every other name of the reference is a flag of `train`. These are accepted, with a line in the log, except --cpu_offload 1.
 REPLACED = {
     "--epochs": "a run is as long as --max_steps says, over as many passes of the data as that takes",
     "--same_seed": "weights and data depend on --seed alone, on any number of ranks: leave it out",
@@ -35,7 +36,15 @@ def model_type(text: str) -> str:
     return text
 
 
-def replaced(flag: str) -> str:
-    """The sentence about a flag of the reference trainer that is refused; empty for any other flag."""
-    reason = REPLACED.get(flag)
-    return f"argument {flag} of the AWS reference trainer does nothing here: {reason}" if reason else ""
+def take_replaced(argv: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """`argv` without the flags of REPLACED, and the value of each of those."""
+    rest: list[str] = []
+    taken: dict[str, str] = {}
+    words = iter(argv)
+    for word in words:
+        name, equals, value = word.partition("=")
+        if name in REPLACED:
+            taken[name] = value if equals else next(words, "")
+        else:
+            rest.append(word)
+    return rest, taken

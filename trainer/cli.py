@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import field, fields
 from typing import Any
 
-from trainer.arguments import replaced
-
 
 class TrainerError(Exception):
     """The run failed for a reason that one sentence can name. Every rank raises it, so only rank 0 prints it."""
@@ -45,18 +43,27 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(allow_abbrev=False, formatter_class=argparse.ArgumentDefaultsHelpFormatter, **options)
+        self.refusals: list[str] = []  # of all arguments, so that they are told together
 
     def error(self, message: str) -> Any:
         raise UsageError(f"{message} (--help lists all flags)")
 
-    def parse(self, argv: Sequence[str]) -> argparse.Namespace:
+    def _get_values(self, action: argparse.Action, words: Any) -> Any:
+        try:
+            return super()._get_values(action, words)  # type: ignore[misc]
+        except argparse.ArgumentError as error:
+            self.refusals.append(str(error))
+            return action.default
+
+    def parse(self, argv: Sequence[str], check: Callable[[argparse.Namespace], Iterable[str]] = lambda known: ()) -> argparse.Namespace:
+        """The arguments; raises UsageError with all that is wrong, `check`'s sentences included."""
+        self.refusals = []
         known, unknown = self.parse_known_args(argv)
-        if unknown:
-            name = unknown[0].split("=")[0]
-            if gone := replaced(name):
-                self.error(gone)
-            flags = [option for action in self._actions for option in action.option_strings]
-            self.error(": ".join(filter(None, [f"unknown argument '{name}'", nearest(name, flags)])))
+        flags = [option for action in self._actions for option in action.option_strings]
+        for name in [word.split("=")[0] for word in unknown if word.startswith("-")] or unknown[:1]:
+            self.refusals.append(": ".join(filter(None, [f"unknown argument '{name}'", nearest(name, flags)])))
+        if refusals := [*self.refusals, *check(known)]:
+            self.error("; ".join(refusals))
         return known
 
     def add_flags(self, group: type) -> None:

@@ -2,11 +2,12 @@
 # Copyright: the Muster developers
 """The flags of `train` in six groups, with the names of the AWS reference trainer where it has them. A flag's name is its field's name."""
 
-from collections.abc import Sequence
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from trainer.arguments import model_type
-from trainer.cli import AMOUNT, DECAY, FRACTION, NATURAL, POSITIVE, SWITCH, Parser, UsageError, flag, number, window
+from trainer.arguments import REPLACED, model_type, take_replaced
+from trainer.cli import AMOUNT, DECAY, FRACTION, NATURAL, POSITIVE, SWITCH, Parser, flag, number, window
 from trainer.models import PRESETS, ROPE_THETA
 
 LAYOUTS = ("full", "hybrid", "ddp")
@@ -47,6 +48,8 @@ class DataFlags:
     dataset_path: str | None = flag(
         None, str, "instead of --dataset: a folder that prepare-data or save_to_disk wrote, or one of json, parquet, csv or text files"
     )
+    train_split: str = flag("train", str, "split of the data set to train on")
+    val_split: str = flag("validation", str, "split to validate on; `test` serves as validation if there is none")
     tokenizer: str | None = flag(
         None, str, "`bytes`, a folder or file, or a model of the hub (chosen by the size of the vocabulary if not given)"
     )
@@ -135,7 +138,9 @@ class OutputFlags:
 
 @dataclass(frozen=True)
 class TrainConfig(OutputFlags, CheckpointFlags, OptimiserFlags, LayoutFlags, DataFlags, ModelFlags):
-    """One training run, as typed. Shape flags left at None come from --model."""
+    """One training run, as typed. Shape flags left at None come from --model. `remarks` are for the log."""
+
+    remarks: tuple[str, ...] = ()
 
 
 def train_parser() -> Parser:
@@ -148,9 +153,22 @@ def train_parser() -> Parser:
 
 def read_train(argv: Sequence[str]) -> TrainConfig:
     """The run that `argv` asks for; raises UsageError."""
-    config = TrainConfig(**vars(train_parser().parse(argv)))
-    if config.bf16 is not None and config.precision is not None:
-        raise UsageError("--bf16 and --precision say the same: give one of them")
-    if config.min_lr > config.lr:
-        raise UsageError(f"--min_lr {config.min_lr:g} is above --lr {config.lr:g}: lower it")
-    return config
+    rest, theirs = take_replaced(argv)
+    offload = theirs.get("--offload_activations", "0") != "0"
+    if offload and not any(word.partition("=")[0] == "--activation_checkpointing" for word in rest):
+        rest = [*rest, "--activation_checkpointing=full"]
+
+    def check(asked: Namespace) -> Iterator[str]:
+        if asked.bf16 is not None and asked.precision is not None:
+            yield "--bf16 and --precision say the same: give one of them"
+        if asked.min_lr > asked.lr:
+            yield f"--min_lr {asked.min_lr:g} is above --lr {asked.lr:g}: lower it"
+        if offload and asked.activation_checkpointing != "full":
+            yield f"--offload_activations needs --activation_checkpointing full: {REPLACED['--offload_activations']}"
+        if theirs.get("--cpu_offload", "0") != "0":
+            yield f"--cpu_offload: {REPLACED['--cpu_offload']}"
+
+    asked = vars(train_parser().parse(rest, check))
+    return TrainConfig(
+        **asked, remarks=tuple(f"{name} of the AWS reference trainer does nothing here: {REPLACED[name]}" for name in theirs)
+    )

@@ -127,18 +127,18 @@ class Run:
         self.validation: list[Any] = []
 
         seen = self.observer = Observer(config, ranks, shape, engine, watch=watch, store=self.store, step=self.step, began=began)
-        for text in damaged:
-            seen.say(f"Skipped {text}", event="skipped", step=self.step, reason=text)
         start = f"Resumed from step {self.step} ({found[0].path(found[1])})" if found else "Started at step 0"
         seen.say(
             f"{start}: {shape.parameters()} parameters, {ranks.world_size} ranks by {ranks.launcher}, {backend}, {engine.layout}, "
             f"{engine.precision}, restart {ranks.restart}; {seen.utilisation}"
         )
-        if engine.remark:
-            seen.say(engine.remark)
+        for remark in filter(None, (engine.remark, *config.remarks)):
+            seen.say(remark)
         if self.step < config.max_steps:
             event, convention = "resume" if found else "start", str(seen.utilisation)
             seen.lines.write(event=event, step=self.step, parameters=shape.parameters(), backend=backend, mfu_convention=convention)
+        for text in damaged:
+            seen.say(f"Skipped {text}", event="skipped", step=self.step, reason=text)
 
     def find_checkpoint(self) -> tuple[tuple[Store, int] | None, list[str]]:
         """The store and step to resume from, and a sentence for each newer checkpoint, which is damaged."""

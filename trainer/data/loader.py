@@ -45,8 +45,7 @@ def open_source(config: DataFlags, vocab_size: int, context: int, *, validation:
         return Synthetic(vocab_size, context, config.seed + (1 << 32 if validation else 0))
     try:
         tokenizer = open_tokenizer(config.tokenizer, vocab_size)
-        split = "validation" if validation else "train"
-        return open_streams(config, split, tokenizer, context)
+        return open_streams(config, config.val_split if validation else config.train_split, tokenizer, context)
     except ModuleNotFoundError as error:
         raise LocalError(
             f"{error.name} is not installed: install it with `pip install muster-trainer[hf]`, or use tokens of prepare-data"

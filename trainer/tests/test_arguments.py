@@ -73,16 +73,40 @@ def test_it_works(name: str) -> None:
 
 
 @pytest.mark.parametrize("flag", REPLACED)
-def test_it_is_refused_and_says_what_replaced_it(flag: str) -> None:
+def test_it_is_accepted_and_the_log_says_what_replaces_it(flag: str) -> None:
+    value = REFERENCE[flag.removeprefix("--")]
+    for words in ([flag, value], [f"{flag}={value}"]):
+        config = read_train(["--dataset_path", "x", *words, "--lr", "0.5"])
+        assert config.remarks == (f"{flag} of the AWS reference trainer does nothing here: {REPLACED[flag]}",)
+        assert config.lr == 0.5
+
+
+def test_offloading_of_activations_is_full_recomputation() -> None:
+    assert read_train(["--offload_activations=1"]).activation_checkpointing == "full"
+    assert read_train(["--offload_activations=0"]).activation_checkpointing == "none"
+    assert read_train(["--offload_activations=1", "--activation_checkpointing=1"]).activation_checkpointing == "full"
+
+
+def test_all_refusals_come_at_once() -> None:
+    wrong = ["--cpu_offload", "1", "--offload_activations", "1", "--activation_checkpointing", "none", "--lr", "fast", "--beta1", "2"]
     with pytest.raises(UsageError) as caught:
-        read_train(["--dataset_path", "x", flag, REFERENCE[flag.removeprefix("--")]])
-    assert str(caught.value).startswith(f"argument {flag} of the AWS reference trainer does nothing here: {REPLACED[flag]}")
+        read_train([*wrong, "--max_step", "3", "--lr_decay_style=sine", "--bf16=1", "--precision=fp32", "--model_type", "gpt_neox"])
+    for part in (
+        "--cpu_offload: weights stay",
+        "--offload_activations needs",
+        "--lr: 'fast'",
+        "--beta1: '2'",
+        "'--max_step': did you mean",
+    ):
+        assert part in str(caught.value)
+    for part in ("invalid choice: 'sine'", "--bf16 and --precision say the same", "GPT-NeoX is not among the models"):
+        assert part in str(caught.value)
 
 
 def test_the_page_tells_them() -> None:
     page = (Path(__file__).parents[2] / "docs/trainer.md").read_text()
     for name, reason in {**REPLACED, **{f"--model_type {kind}": reason for kind, reason in REPLACED_TYPES.items()}}.items():
-        assert f"| `{name}` | refused: {reason} |" in page
+        assert f"| `{name}` | {'refused' if name.startswith('--model_type') else 'no effect'}: {reason} |" in page
 
 
 @pytest.mark.parametrize("style", ["constant", "linear", "cosine", "exponential", "plateau"])

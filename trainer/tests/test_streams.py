@@ -3,7 +3,9 @@
 """Streamed text through the real `datasets`: every document once, the same order on any number of ranks, and exact restarts."""
 
 import json
+import os
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from trainer.cli import LocalError, TrainerError, UsageError
 from trainer.config import TrainConfig
 from trainer.tests.conftest import HUB
 from trainer.tests.hub import TOKEN, Hub, text_of, write_c4
-from trainer.tests.ranks import NO_TORCH
+from trainer.tests.ranks import NO_TORCH, start
 
 pytest.importorskip("torch", reason=NO_TORCH)
 pytest.importorskip("tokenizers", reason="datasets and tokenizers are not installed: `pip install ./trainer[hf]` brings them")
@@ -142,6 +144,69 @@ def make_source(kind: str, folder: Path) -> TrainConfig:
     elif kind == "tokens":
         prepare(folder, 20_000, 1, 256)
     return config(dataset_path=str(folder))
+
+
+# The argument files of the AWS reference trainer (models/*.txt, 2026-07-23) without their comments: the tokens that all have, then each
+# file's own. The last two have more of them in common.
+COMMON = "--dataset=allenai/c4 --dataset_config_name=en --sharding_strategy=full --offload_activations=1"
+LLAMA = f"{COMMON} --tokenizer=hf-internal-testing/llama-tokenizer --train_batch_size=1 --val_batch_size=1 --checkpoint_dir=./checkpoints"
+LLAMA += " --resume_from_checkpoint=./checkpoints"
+MISTRAL = f"{COMMON} --seed=42 --grad_clip=1.0 --weight_decay=0.2 --beta1=0.9 --beta2=0.95 --activation_checkpointing=1 --logging_freq=1"
+MISTRAL += " --intermediate_size=14336 --num_key_value_heads=8 --max_context_width=32768 --hidden_width=4096 --num_layers=32 --num_heads=32"
+MISTRAL += " --resid_pdrop=0.1 --embd_pdrop=0.1 --attn_pdrop=0.1 --summary_first_pdrop=0.1 --initializer_range=0.02 --rotary_pct=0.25"
+MISTRAL += " --rotary_emb_base=10000 --lr=0.0001 --lr_decay_style=cosine --min_lr=1e-5 --warmup=0.0032 --plateau=0.0 --epochs=3"
+MISTRAL += " --limit_all_gathers=1 --max_steps=200"
+SIZES = (
+    "max_context_width num_key_value_heads intermediate_size hidden_width num_layers num_heads checkpoint_freq validation_freq max_steps"
+)
+FILES_OF_AWS = {
+    name: f"{LLAMA} --model_type={kind} " + " ".join(f"--{flag}={value}" for flag, value in zip(SIZES.split(), sizes, strict=True))
+    for name, kind, sizes in (
+        ("llama2_7b", "llama_v2", (4096, 32, 11008, 4096, 32, 32, 50, 100, 100)),
+        ("llama2_13b", "llama_v2", (4096, 40, 13824, 5120, 40, 40, 50, 25, 50)),
+        ("llama2_70b", "llama_v2", (4096, 8, 28672, 8192, 80, 64, 1000, 10, 30)),
+        ("llama3_1_8b", "llama_v3", (8192, 8, 14336, 4096, 32, 32, 50, 25, 50)),
+        ("llama3_1_70b", "llama_v3", (8192, 8, 28672, 8192, 80, 64, 1000, 10, 30)),
+        ("llama3_2_1b", "llama_v3", (8192, 2, 8192, 2048, 16, 32, 50, 100, 100)),
+        ("llama3_2_3b", "llama_v3", (8192, 2, 8192, 3072, 28, 24, 50, 100, 100)),
+    )
+}
+FILES_OF_AWS["mathstral_7b"] = (
+    f"{MISTRAL} --train_batch_size=1 --val_batch_size=1 --vocab_size=32768 --model_type=mistral --tokenizer=mistralai/mathstral-7B-v0.1 "
+    "--checkpoint_dir=./checkpoints/mathstral-7B --resume_from_checkpoint=./checkpoints/mathstral-7B "
+    "--checkpoint_freq=50 --validation_freq=100"
+)
+FILES_OF_AWS["mistral_8x7b"] = (
+    f"{MISTRAL} --train_batch_size=4 --val_batch_size=4 --bf16=1 --vocab_size=32000 --model_type=mixtral "
+    "--tokenizer=mistralai/Mixtral-8x7B-v0.1"
+)
+TWIN = "--max_steps 1 --hidden_width 64 --num_layers 2 --num_heads 8 --num_key_value_heads 2 --intermediate_size 64 --max_context_width 32"
+
+
+def start_all(argv: Sequence[str]) -> int:
+    """Start each file of the reference trainer in a folder of its own, with the sizes of a tiny twin after its tokens."""
+    import torch.distributed as dist
+
+    from trainer import __main__
+
+    for name, arguments in FILES_OF_AWS.items():
+        Path(argv[0], name).mkdir()
+        os.chdir(Path(argv[0], name))
+        print(f"{name}: {__main__.main(['train', *arguments.split(), *TWIN.split(), '--backend=gloo', '--validation_batches=1'])}")
+        dist.destroy_process_group()
+    return 0
+
+
+def test_the_argument_files_of_the_reference_trainer_run(hub: Hub, tmp_path: Path) -> None:
+    for name in ("hf-internal-testing/llama-tokenizer", "mistralai/mathstral-7B-v0.1", "mistralai/Mixtral-8x7B-v0.1"):
+        write_tokenizer(hub.folder / "models" / name, 300)
+    env = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home"), "HF_DATASETS_CACHE": str(tmp_path / "cache")}
+    job = start(1, tmp_path / "output", f"{__name__}:start_all", [str(tmp_path)], **env)
+    assert job.end() == [0], job.output()
+    assert [line for line in job.output().splitlines() if line.endswith(": 0")] == [f"{name}: 0" for name in FILES_OF_AWS], job.output()
+    assert job.output().count("--offload_activations of the AWS reference trainer does nothing here: nothing is moved") == 9
+    assert job.output().count("Validation loss") == 8
+    assert (tmp_path / "mathstral_7b/checkpoints/mathstral-7B/step-1").is_dir()
 
 
 @pytest.mark.parametrize("kind", ["hub", "json", "csv", "parquet", "text", "saved", "prompts", "tokens", "synthetic"])
