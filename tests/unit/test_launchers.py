@@ -286,7 +286,7 @@ SAY_WORDS = 'printf "%s|" "$@"'
 def test_the_boot_of_a_training_job_starts_the_words_of_the_document(tmp_path: Path) -> None:
     document, identity = loaded("sagemaker", command=["printf", "a b", "$HOME", "it's", "x" * 6000])
     request = sagemaker.render(document, identity, aim("sagemaker"))
-    (tmp_path / "hyperparameters.json").write_text(json.dumps(request["HyperParameters"]))
+    assert len(request["HyperParameters"]) > 2 and all(len(value) <= 2500 for value in request["HyperParameters"].values())
     (tmp_path / "resourceconfig.json").write_text(json.dumps({"current_host": "algo-2", "hosts": ["algo-2", "algo-1", "algo-3", "algo-4"]}))
     say(tmp_path, "torchrun", SAY_WORDS)
     # The files lie in another folder here; the script has the folder's name in it, in a piece of JSON.

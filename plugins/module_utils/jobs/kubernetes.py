@@ -26,6 +26,29 @@ KINDS = {
 NAME_LABEL, IDENTITY_LABEL = "muster/job", "muster/identity"
 TYPE_LABEL = "node.kubernetes.io/instance-type"
 PORT = 29500
+# The variables of the committed manifests (tools/kubernetes_manifests.py). An empty value of the first is refused, one of the second unset.
+MANIFEST_NEEDED = (
+    "IMAGE_URI",
+    "INSTANCE_TYPE",
+    "NUM_NODES",
+    "GPU_PER_NODE",
+    "EFA_PER_NODE",
+    "HUGEPAGES_PER_NODE",
+    "SHM_PER_NODE",
+    "FI_PROVIDER",
+)
+MANIFEST_OPTIONAL = (
+    "FI_EFA_USE_DEVICE_RDMA",
+    "FI_EFA_SET_CUDA_SYNC_MEMOPS",
+    "NCCL_DEBUG",
+    "NCCL_NET",
+    "NCCL_NET_PLUGIN",
+    "NCCL_PROTO",
+    "NCCL_SOCKET_IFNAME",
+    "NCCL_MNNVL_ENABLE",
+    "NCCL_NVLS_ENABLE",
+    "NCCL_SHM_USE_CUDA_MEMCPY",
+)
 # The key of the operator's SSH files in an MPIJob's pods.
 SSH = "/root/.ssh"
 SSHD = "mkdir -p /run/sshd; exec /usr/sbin/sshd -De -o StrictModes=no -o HostKey=%s/id_rsa -o PermitRootLogin=yes" % SSH
@@ -69,6 +92,24 @@ def render(document, identity, target):
     metadata = {"name": start.plain_name(document, identity), "namespace": target["namespace"], "labels": labels}
     build = {"pytorchjob": _pytorchjob, "trainjob": _trainjob, "mpijob": _mpijob, "jobset": _jobset}[kind]
     return {"apiVersion": version, "kind": name, "metadata": metadata, "spec": build(document, metadata, target)}
+
+
+def manifest_values(document, target):
+    """{variable: value} of the committed manifests, for the type, stack and image of a job; source them before envsubst."""
+    resources, shm = _resources(document, target)
+    limits = resources.get("limits", {})
+    values = {
+        "IMAGE_URI": image_of(document, target),
+        "INSTANCE_TYPE": target["instance_type"],
+        "NUM_NODES": str(document["nodes"]),
+        "GPU_PER_NODE": str(limits.get("nvidia.com/gpu", 0)),
+        "EFA_PER_NODE": str(limits.get("vpc.amazonaws.com/efa", 0)),
+        "HUGEPAGES_PER_NODE": limits.get("hugepages-2Mi", "0"),
+        "SHM_PER_NODE": "%dMi" % shm,
+        "FI_PROVIDER": "efa" if limits.get("vpc.amazonaws.com/efa") else "tcp",
+    }
+    found = start.environment(document, target, "")
+    return {**values, **{name: found[name] for name in MANIFEST_OPTIONAL if name in found}}
 
 
 def _resources(document, target):

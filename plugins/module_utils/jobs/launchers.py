@@ -8,6 +8,7 @@ from __future__ import annotations
 import datetime
 import json
 import re
+import shlex
 
 from ansible_collections.muster.fleet.plugins.module_utils.basics import nearest
 from ansible_collections.muster.fleet.plugins.module_utils.jobs import batch, kubernetes, sagemaker, sbatch, torchrun
@@ -77,7 +78,9 @@ def files(document, identity, target):
         folder = "/fsx/muster/jobs/%s-%s" % (document["name"], identity[:12])
         return {"job.sbatch": sbatch.render_sbatch(document, identity, folder, (), gpus)}
     if kind in KUBERNETES:
-        return {"manifest.json": _text(kubernetes.render(document, identity, target))}
+        values = kubernetes.manifest_values(document, target)
+        exports = ["export %s=%s\n" % (name, shlex.quote(value)) for name, value in values.items()]
+        return {"manifest.json": _text(kubernetes.render(document, identity, target)), "env_vars": "".join(exports)}
     if kind == "batch":
         return {"%s.json" % name: _text(request) for name, request in batch.render(document, identity, target).items()}
     if kind == "sagemaker":

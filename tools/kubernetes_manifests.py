@@ -1,0 +1,179 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+# Copyright: the Muster developers
+"""Writes kubernetes/MODEL-fsdp.yaml: PyTorchJobs for people who apply them by envsubst and kubectl.
+
+The names of the environment are those of the AWS reference, and those of MANIFEST_NAMES beside them. With --check nothing is written; the
+exit code says whether the manifests are current.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "collections"))
+
+from ansible_collections.muster.fleet.plugins.module_utils.jobs.kubernetes import MANIFEST_NEEDED, MANIFEST_OPTIONAL
+
+# File -> (the trainer's preset, samples of a rank, steps, steps between checkpoints and validations), as in the AWS reference.
+MODELS = {
+    "llama2_7b": ("llama-2-7b", 1, 100, 50, 100),
+    "llama2_13b": ("llama-2-13b", 1, 50, 50, 25),
+    "llama2_70b": ("llama-2-70b", 1, 30, 1000, 10),
+    "llama3_1_8b": ("llama-3.1-8b", 1, 50, 50, 25),
+    "llama3_1_70b": ("llama-3.1-70b", 1, 30, 1000, 10),
+    "llama3_2_1b": ("llama-3.2-1b", 1, 50, 50, 100),
+    "llama3_2_3b": ("llama-3.2-3b", 1, 50, 50, 100),
+    "mathstral_7b": ("mathstral-7b", 1, 200, 50, 100),
+    "mixtral_8x7b": ("mixtral-8x7b", 4, 200, 100, 100),
+}
+# No dollar may stand in these programs, because envsubst would replace what follows it.
+CHECK = """\
+import os, sys
+empty = [name for name in sys.argv[1:] if not os.environ.get(name)]
+sys.exit("muster: these variables are empty in the manifest: %s; source env_vars before envsubst" % " ".join(empty) if empty else 0)
+"""
+START = """\
+import os, sys
+for name in [name for name, value in os.environ.items() if name.startswith(("FI_", "NCCL_")) and not value]:
+    del os.environ[name]
+os.execvp(sys.argv[1], sys.argv[1:])
+"""
+HEAD = """\
+# Made by tools/kubernetes_manifests.py; `make docs` writes it anew.
+# Trains %(preset)s. docs/jobs.md says how to fill and apply it.
+apiVersion: kubeflow.org/v1
+kind: PyTorchJob
+metadata:
+  name: %(name)s
+spec:
+  elasticPolicy:
+    rdzvBackend: c10d
+    minReplicas: ${NUM_NODES}
+    maxReplicas: ${NUM_NODES}
+    maxRestarts: 100
+  runPolicy:
+    cleanPodPolicy: None
+  pytorchReplicaSpecs:
+    Worker:
+      replicas: ${NUM_NODES}
+      restartPolicy: OnFailure
+      template:
+        metadata:
+          labels:
+            app: %(name)s
+        spec:
+          nodeSelector:
+            node.kubernetes.io/instance-type: "${INSTANCE_TYPE}"
+          tolerations:
+            - {key: nvidia.com/gpu, operator: Exists, effect: NoSchedule}
+          affinity:
+            podAntiAffinity:
+              requiredDuringSchedulingIgnoredDuringExecution:
+                - topologyKey: kubernetes.io/hostname
+                  labelSelector:
+                    matchLabels:
+                      app: %(name)s
+          volumes:
+            - name: shm
+              emptyDir:
+                medium: Memory
+                sizeLimit: ${SHM_PER_NODE}
+            - name: checkpoints
+              persistentVolumeClaim:
+                claimName: fsx-claim
+          initContainers:
+            - name: values
+              image: "${IMAGE_URI}"
+              command:
+                - python3
+                - -c
+                - |
+%(check)s
+%(needed)s
+              env: &env
+%(env)s
+          containers:
+            - name: pytorch
+              image: "${IMAGE_URI}"
+              command:
+                - python3
+                - -c
+                - |
+%(start)s
+              args:
+%(args)s
+              env: *env
+              resources:
+                requests:
+                  nvidia.com/gpu: ${GPU_PER_NODE}
+                  hugepages-2Mi: ${HUGEPAGES_PER_NODE}
+                  vpc.amazonaws.com/efa: ${EFA_PER_NODE}
+                  cpu: "8"
+                  memory: 32Gi
+                limits:
+                  nvidia.com/gpu: ${GPU_PER_NODE}
+                  hugepages-2Mi: ${HUGEPAGES_PER_NODE}
+                  vpc.amazonaws.com/efa: ${EFA_PER_NODE}
+              volumeMounts:
+                - {name: shm, mountPath: /dev/shm}
+                - {name: checkpoints, mountPath: /checkpoints}
+"""
+
+
+def listed(words: list[str], indent: int) -> str:
+    return "\n".join(f'{" " * indent}- "{word}"' if "$" in word else f"{' ' * indent}- {word}" for word in words)
+
+
+def block(text: str, indent: int) -> str:
+    return "\n".join(" " * indent + line for line in text.splitlines())
+
+
+def manifest(model: str) -> str:
+    """The manifest of a model of MODELS, as text for envsubst."""
+    preset, batch, steps, checkpoint, validation = MODELS[model]
+    name = model.replace("_", "-") + "-fsdp"
+    folder = f"/checkpoints/{name}"
+    values = [f'- {{name: {each}, value: "${{{each}}}"}}' for each in (*MANIFEST_NEEDED, *MANIFEST_OPTIONAL)]
+    # The token is a Secret, so that its value is in no manifest.
+    values.append("- name: HF_TOKEN\n  valueFrom:\n    secretKeyRef: {name: hf-token, key: token, optional: true}")
+    args = ["torchrun", "--nproc-per-node=${GPU_PER_NODE}", "--nnodes=${NUM_NODES}", "-m", "trainer", "train"]
+    args += [f"--model={preset}", f"--train_batch_size={batch}", f"--val_batch_size={batch}", f"--max_steps={steps}"]
+    args += [f"--checkpoint_freq={checkpoint}", f"--validation_freq={validation}"]
+    args += [f"--checkpoint_dir={folder}", f"--resume_from_checkpoint={folder}"]
+    return HEAD % {
+        "preset": preset,
+        "name": name,
+        "check": block(CHECK, 18),
+        "needed": listed(list(MANIFEST_NEEDED), 16),
+        "env": block("\n".join(values), 16),
+        "start": block(START, 18),
+        "args": listed(args, 16),
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    parser.add_argument("--check", action="store_true", help="write nothing")
+    check = parser.parse_args().check
+    folder = ROOT / "kubernetes"
+    texts = {folder / f"{model}-fsdp.yaml": manifest(model) for model in MODELS}
+    others = sorted(set(folder.glob("*.yaml")) - set(texts))
+    old = [path for path, text in texts.items() if not path.exists() or path.read_text() != text] + others
+    if check:
+        for path in old:
+            print(f"{path.relative_to(ROOT)} is not current; run `make docs`")
+        return 1 if old else 0
+    folder.mkdir(exist_ok=True)
+    for path, text in texts.items():
+        path.write_text(text)
+    for path in others:
+        path.unlink()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
