@@ -17,6 +17,9 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--checkpoint_dir", required=True, help="folder or s3://BUCKET/PREFIX that train wrote")
     parser.add_argument("--step", type=NATURAL, default=None, help="the checkpoint's step (the newest if not given)")
     parser.add_argument("--out", type=Path, required=True, help="folder to write; it must not hold a model")
+    parser.add_argument(
+        "--like", type=Path, default=None, help="folder of a Hugging Face model whose tokenizer, generation settings and token ids to copy"
+    )
     parser.add_argument("--dtype", default="bf16", choices=DTYPES, help="type of the written weights")
     asked = parser.parse(argv)
 
@@ -58,6 +61,9 @@ def main(argv: Sequence[str]) -> int:
 
     keys = [key for key in metadata if key.startswith("model.")]
     named = ((key.removeprefix("model."), lambda key=key: weight(key)) for key in keys)
+    like = asked.like and hf.folder_of(str(asked.like))
     hf.save(asked.out, shape, named, {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[asked.dtype])
-    print(f"{asked.out}: {len(keys)} tensors of {store.path(step)} as {asked.dtype}")
+    if like:
+        hf.copy_settings(like, asked.out)
+    print(f"{asked.out}: {len(keys)} tensors of {store.path(step)} as {asked.dtype}{'' if like else ', without a tokenizer (--like)'}")
     return 0

@@ -8,6 +8,7 @@ A file is mapped and never read whole, so each rank reads only the pages of its 
 
 import json
 import re
+import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -265,6 +266,24 @@ def save(folder: Path, shape: Shape, named: Iterable[tuple[str, Callable[[], Ten
     else:
         (folder / INDEX).write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}, indent=1) + "\n")
     (folder / "config.json").write_text(json.dumps(config_of(shape, dtype), indent=1) + "\n")
+
+
+def copy_settings(like: Path, folder: Path) -> None:
+    """Give the model in `folder` the tokenizer, generation settings and special tokens of the model in `like`."""
+    for pattern in (
+        "tokenizer*",
+        "special_tokens_map.json",
+        "added_tokens.json",
+        "vocab.json",
+        "merges.txt",
+        "generation_config.json",
+        "chat_template*",
+    ):
+        for file in filter(Path.is_file, like.glob(pattern)):
+            shutil.copyfile(file, folder / file.name)
+    theirs, ours = (json.loads((place / "config.json").read_text()) for place in (like, folder))
+    ids = {name: value for name, value in theirs.items() if name.endswith("_token_id")}
+    (folder / "config.json").write_text(json.dumps(ours | ids, indent=1) + "\n")
 
 
 def write(path: Path, tensors: list[tuple[str, Tensor]]) -> None:

@@ -242,7 +242,15 @@ def test_prove_resume_refuses(argv: list[str], sentence: str) -> None:
 
 def test_an_exported_checkpoint_has_the_trained_weights(tmp_path: Path, undisturbed: Path, capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["--checkpoint_dir", str(undisturbed), "--step", "10", "--out", str(tmp_path / "hf"), "--dtype", "fp32"]
-    assert export.main(argv) == 0
+    like = tmp_path / "like"
+    like.mkdir()
+    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja"):
+        (like / name).write_text(name)
+    (like / "config.json").write_text('{"bos_token_id": 1, "eos_token_id": [2, 3], "vocab_size": 9}')
+    assert export.main([*argv, "--like", str(like)]) == 0
+    config = json.loads((tmp_path / "hf" / "config.json").read_text())
+    assert (config["bos_token_id"], config["eos_token_id"], config["vocab_size"]) == (1, [2, 3], 256)
+    assert all((tmp_path / "hf" / path.name).read_text() == path.name for path in like.iterdir() if path.name != "config.json")
     identity: dict[str, Any] = json.loads((undisturbed / "step-10" / "manifest.json").read_text())["identity"]
     shape = Shape(**{name: value for name, value in identity.items() if name in Shape.__dataclass_fields__})
     weights = hf.source(tmp_path / "hf", shape)
