@@ -15,7 +15,9 @@ def test_the_managers_have_the_drivers_version(host):
     assert host.package("nvlsm").is_installed
     assert {"nvidia-fabricmanager", "nvlsm"} <= set(host.check_output("apt-mark showhold").split())
     manifest = json.loads(host.file("/etc/muster/manifest.json").content_string)
-    assert manifest["components"]["nvidia_fabric"]["version"] == "595.112.07"
+    entry = manifest["components"]["nvidia_fabric"]
+    assert entry["version"] == "595.112.07"
+    assert entry["packages"] == {"nvidia-fabricmanager": "595.112.07-1", "nvlsm": host.package("nvlsm").version}
 
 
 def test_the_node_loads_the_module_of_the_subnet_manager(host):
