@@ -144,12 +144,14 @@ class Fleet:
         return value
 
 
-def brought_up(artifacts, request: pytest.FixtureRequest, name: str, *extra: str, inventory: Path = INVENTORY) -> Fleet:
+def brought_up(
+    artifacts, request: pytest.FixtureRequest, name: str, *extra: str, inventory: Path = INVENTORY, timeout: float = 900
+) -> Fleet:
     """A fleet after its first site.yml, with further arguments; it goes down when the tests are over."""
     made = Fleet(artifacts.folder(name), name, inventory)
     artifacts.leave(f"fleet {name}", lambda: made.run("playbooks/local_down.yml").check_returncode())
     request.addfinalizer(made.end)
-    made.first = made.run("site.yml", *extra)
+    made.first = made.run("site.yml", *extra, timeout=timeout)
     if made.first.returncode != 0:
         pytest.fail(f"the fleet did not come up:\n{made.first.stdout[-5000:]}", pytrace=False)
     made.first_run = made.latest
