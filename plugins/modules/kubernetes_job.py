@@ -75,22 +75,24 @@ from ansible_collections.muster.fleet.plugins.module_utils.jobs.kubernetes_run i
 from ansible_collections.muster.fleet.plugins.module_utils.jobs.module import SERVICE_OPTIONS, run_in_service
 
 try:
-    import kubernetes as official
+    # Without the package, Python may take a folder of this name for it; that has no such parts.
     import urllib3
+    from kubernetes import client as official_client
+    from kubernetes import config as official_config
 except ImportError:
-    official = None
+    official_config = None
 
 
 def connection(target):
     """The request() of a Kubernetes service, by the official client. Raises JobError without the client or the context."""
-    if official is None:
+    if official_config is None:
         raise JobError("Python has no kubernetes, which kubernetes_job needs; install the package kubernetes in Ansible's Python.")
     where = target["kubeconfig"] or "~/.kube/config or KUBECONFIG"
     if not target["context"]:
         raise JobError("muster_target has no context; name the one of %s whose cluster gets the job." % where)
     try:
-        client = official.config.new_client_from_config(config_file=target["kubeconfig"] or None, context=target["context"])
-    except official.config.ConfigException as error:
+        client = official_config.new_client_from_config(config_file=target["kubeconfig"] or None, context=target["context"])
+    except official_config.ConfigException as error:
         said = " ".join(str(error).split()).rstrip(".")
         raise JobError("The context %s of %s cannot be used (%s); name one that it has." % (target["context"], where, said)) from error
 
@@ -109,7 +111,7 @@ def connection(target):
                 _request_timeout=30,
             )
             status, text = answer[1], answer[0].data
-        except official.client.exceptions.ApiException as error:
+        except official_client.exceptions.ApiException as error:
             status, text = error.status, error.body or b""
         except urllib3.exceptions.HTTPError as error:
             raise Unreachable(" ".join(str(error).split())) from error

@@ -233,8 +233,8 @@ def test_a_stopped_job_keeps_its_output(tmp_path: Path) -> None:
 
 
 def test_a_missing_client_and_a_missing_context_are_named(call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kubernetes_job, "official", None)
+    monkeypatch.setattr(kubernetes_job, "official_config", None)
     options = {"job": HELLO, "store": str(tmp_path)}
     assert "install the package kubernetes in Ansible's Python" in call(kubernetes_job, **options)["msg"]
-    monkeypatch.setattr(kubernetes_job, "official", object())
+    monkeypatch.setattr(kubernetes_job, "official_config", object())
     assert "muster_target has no context; name the one of ~/.kube/config or KUBECONFIG" in call(kubernetes_job, **options)["msg"]
