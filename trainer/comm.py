@@ -49,6 +49,11 @@ def scatter_sum(x: Tensor, dim: int, group: Group) -> Tensor:
     return x if group is None else funcol.wait_tensor(reduce_scatter(x.contiguous(), "sum", dim, group))
 
 
+def exchange(x: Tensor, group: Group) -> Tensor:
+    """x[r] goes to rank r, and result[r] comes from it; backward sends the gradients back."""
+    return x if group is None else funcol.wait_tensor(funcol.all_to_all_single_autograd(x.contiguous(), None, None, group))
+
+
 class _SumGradient(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:

@@ -3,8 +3,9 @@
 """The layers of a block: linear, norm, embedding, attention with the rotary embedding, and the dense feed-forward layer.
 
 Under tensor parallelism the ranks divide the tokens between the layers (sequence parallel). Attention and feed-forward layers gather the
-tokens, work on their heads and columns, and divide the tokens again while they add up. Under context parallelism a rank has two pieces of
-each sample, one from the front and one from the back, so that all ranks have the same work.
+tokens, work on their heads and columns, and divide the tokens again while they add up. Under context parallelism a rank has a piece of each
+sample. For attention the ranks exchange tokens for heads: each has some heads of all tokens, so all have the same work, and attention is
+causal as on one rank, without a mask in memory.
 """
 
 import math
@@ -14,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trainer.comm import Group, Groups, gather, local, rank_and_size, scatter_sum, sum_gradient
+from trainer.comm import Group, Groups, exchange, gather, local, rank_and_size, scatter_sum, sum_gradient
 from trainer.loss import wide
 from trainer.models import Shape
 
@@ -39,30 +40,19 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return (wide(x) * cos + torch.cat((-right, left), dim=-1) * sin).to(x.dtype)
 
 
-def context_pieces(length: int, rank: int, ranks: int) -> list[slice]:
-    """The pieces of a sample that a rank of a context group has."""
-    if ranks == 1:
-        return [slice(0, length)]
-    size = length // (2 * ranks)
-    return [slice(piece * size, (piece + 1) * size) for piece in (rank, 2 * ranks - 1 - rank)]
-
-
-def in_order(x: Tensor, ranks: int) -> Tensor:
-    """The gathered pieces of all ranks of a context group in the order of the sample; tokens are dimension 2."""
-    pieces = x.chunk(2 * ranks, dim=2)
-    return torch.cat([pieces[2 * index] for index in range(ranks)] + [pieces[2 * index + 1] for index in reversed(range(ranks))], dim=2)
-
-
-def attend_pieces(q: Tensor, k: Tensor, v: Tensor, group: Group) -> Tensor:
-    """Causal attention of this rank's two pieces to all tokens before them. Keys and values are small, so they are gathered."""
-    rank, ranks = rank_and_size(group)
-    k, v = (in_order(gather(x, 2, group), ranks) for x in (k, v))
-    mixed = []
-    for piece, own in zip(context_pieces(k.shape[2], rank, ranks), q.chunk(2, dim=2), strict=True):
-        seen = torch.ones(own.shape[2], piece.stop, dtype=torch.bool, device=q.device).tril(piece.start)
-        past = (x[:, :, : piece.stop] for x in (k, v))
-        mixed.append(F.scaled_dot_product_attention(own, *past, attn_mask=seen, enable_gqa=True))
-    return torch.cat(mixed, dim=2)
+def attend(q: Tensor, k: Tensor, v: Tensor, group: Group) -> Tensor:
+    """Causal attention of q, k and v (batch, heads, tokens, head_width), of which each rank of `group` has a piece of the tokens."""
+    ranks = rank_and_size(group)[1]
+    if ranks > 1:
+        # With fewer key heads than ranks, several ranks need the same one.
+        k, v = (x.repeat_interleave(max(1, ranks // x.shape[1]), dim=1) for x in (k, v))
+        heads = [x.unflatten(1, (ranks, -1)).movedim(1, 0) for x in (q, k, v)]
+        whole = exchange(torch.cat(heads, dim=2), group).movedim(0, 2).flatten(2, 3)
+        q, k, v = whole.split([x.shape[2] for x in heads], dim=1)
+    mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+    if ranks > 1:
+        mixed = exchange(mixed.unflatten(2, (ranks, -1)).movedim(2, 0), group).movedim(0, 1).flatten(1, 2)
+    return mixed
 
 
 class Linear(nn.Linear):
@@ -119,10 +109,7 @@ class Attention(nn.Module):
         x = gather(x, 1, self.groups.tensor)
         q, k, v = (layer(x).unflatten(-1, (-1, self.head_width)).transpose(1, 2) for layer in (self.q_proj, self.k_proj, self.v_proj))
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-        if self.groups.context is None:
-            mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-        else:
-            mixed = attend_pieces(q, k, v, self.groups.context)
+        mixed = attend(q, k, v, self.groups.context)
         return scatter_sum(self.o_proj(mixed.transpose(1, 2).flatten(-2)), 1, self.groups.tensor)
 
 

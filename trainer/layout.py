@@ -100,8 +100,13 @@ def resolve(shape: Shape, world_size: int, flags: LayoutFlags) -> Layout:
         for name in ("num_key_value_heads", "intermediate_size", "vocab_size"):
             divides(name, getattr(shape, name), "tensor_parallel_degree", tensor)
     if context > 1:
-        divides("half of max_context_width", shape.max_context_width // 2, "context_parallel_degree", context)
-    if shape.max_context_width % (2 * context * tensor if context > 1 else tensor):
+        divides("the number of heads of a tensor rank", shape.num_heads // tensor, "context_parallel_degree", context)
+        keys = shape.num_key_value_heads // tensor
+        if keys % context and context % keys:
+            raise UsageError(
+                f"the {keys} key heads of a tensor rank and --context_parallel_degree {context} do not divide: change one of them"
+            )
+    if shape.max_context_width % (context * tensor):
         raise UsageError(f"max_context_width {shape.max_context_width} cannot be divided among {tensor} x {context} ranks: change it")
     if expert > 1:
         if not shape.num_experts:

@@ -3,7 +3,6 @@
 """The model: a Llama with the parameter names and the half-split rotary embedding of the Hugging Face checkpoints. A module holds the whole
 model or one part of a pipeline."""
 
-import hashlib
 from typing import Any
 
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from trainer.comm import Groups, gather, local, rank_and_size
-from trainer.layers import Attention, Embedding, FeedForward, Linear, Norm, context_pieces, rope_tables
+from trainer.layers import Attention, Embedding, FeedForward, Linear, Norm, rope_tables
 from trainer.loss import summed_cross_entropy
 from trainer.models import Shape
 from trainer.moe import Experts
@@ -104,8 +103,8 @@ class Llama(nn.Module):
         if self.rope is None:
             dtype = torch.float64 if next(self.parameters()).dtype == torch.float64 else torch.float32
             self.rope = rope_tables(self.shape, device, dtype)
-        pieces = context_pieces(length, *rank_and_size(self.groups.context))
-        return [table[:length] if len(pieces) == 1 else torch.cat([table[piece] for piece in pieces]) for table in self.rope]
+        rank, ranks = rank_and_size(self.groups.context)
+        return [table[:length].chunk(ranks)[rank] for table in self.rope]
 
     def forward(self, x: Tensor, balance: Tensor | None = None, labels: Tensor | None = None) -> Any:
         """x is tokens (batch, tokens) in the first part and the output of the part before in the others.
@@ -131,11 +130,3 @@ class Llama(nn.Module):
             return gather(F.linear(x, head), 2, self.groups.tensor)
         loss = summed_cross_entropy(x.flatten(0, 1), head, labels.flatten(), self.groups.tensor)
         return torch.stack([loss, loss.new_zeros(()) if balance is None else balance.sum()])
-
-
-def initial_value(name: str, size: torch.Size, seed: int, std: float) -> Tensor:
-    """The first value of one parameter. It depends on the seed and the name only, in every layout."""
-    if len(size) == 1:
-        return torch.ones(size)
-    number = int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:8], "big", signed=True)
-    return torch.empty(size).normal_(0, std, generator=torch.Generator().manual_seed(number))

@@ -103,18 +103,18 @@ class Run:
         began = time.perf_counter()
         source = open_source(config, shape.vocab_size, shape.max_context_width)
         self.held_out = open_source(config, shape.vocab_size, shape.max_context_width, validation=True) if config.validation_freq else None
-        weights = hf.source(hf.folder_of(config.init_from), shape) if config.init_from else None
-        engine = self.engine = build(shape, config, device, weights)
+        self.store = open_store(config.checkpoint_dir) if config.checkpoint_dir else None
+        found, damaged = self.find_checkpoint()
+        weights = hf.source(hf.folder_of(config.init_from), shape) if config.init_from and not found else None
+        engine = self.engine = build(shape, config, device, weights, empty=bool(found))
         self.optimizer = optim.adamw(engine.model, config)
         self.batch = engine.samples * engine.data_ranks  # samples of a step
         # Never wait for a GPU inside a step: read its results when it works on the next one.
         self.late = device.type == "cuda" and engine.scale is None
 
-        self.store = open_store(config.checkpoint_dir) if config.checkpoint_dir else None
         self.identity = {**asdict(shape), "seed": config.seed, "data": source.identity}
         self.step = self.samples = 0
         states: dict[str, str] = {}
-        found, damaged = self.find_checkpoint()
         if found:
             store, step = found
             keys = source.keys(engine.data_rank, engine.data_ranks) if hasattr(source, "keys") else []

@@ -26,8 +26,9 @@ from trainer.checkpoint.store import open_store
 from trainer.config import TrainConfig
 from trainer.data.loader import Loader, open_source
 from trainer.data.tokens import Tokens, prepare, sentences
+from trainer.initial import initial_value
 from trainer.launch import Ranks, StopFlag, join
-from trainer.llama import Llama, initial_value
+from trainer.llama import Llama
 from trainer.parallel.build import build
 from trainer.train import Run, read_shape
 from trainer.watch import Watch
@@ -47,7 +48,9 @@ class Bare:
         self.model, self.config, self.tokens = Llama(shape), config, BATCH * shape.max_context_width
         with torch.no_grad():
             for name, parameter in self.model.named_parameters():
-                parameter.copy_(initial_value(name, parameter.shape, config.seed, config.initializer_range))
+                spans = [range(length) for length in parameter.shape]
+                seed, std = config.seed, config.initializer_range
+                parameter.copy_(initial_value(name, parameter.shape, spans, seed=seed, std=std, device=parameter.device))
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=config.lr, fused=True)
         source = Tokens(folder, shape.max_context_width, config.seed)
         self.batches = iter([source.samples(range(step * BATCH, (step + 1) * BATCH)) for step in range(WARM + PAIRS)])

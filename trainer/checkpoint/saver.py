@@ -4,6 +4,7 @@
 
 import copy
 import errno
+import functools
 import re
 import threading
 import time
@@ -16,6 +17,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
@@ -55,6 +57,13 @@ def state_of(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
     return {"model": weights, "optimizer": moments}
 
 
+@functools.cache
+def on_cpu(mesh: DeviceMesh) -> DeviceMesh:
+    """The same ranks and groups for tensors in host memory."""
+    groups = [mesh.get_group(dim) for dim in range(mesh.ndim)]
+    return DeviceMesh.from_group(groups, "cpu", mesh=mesh.mesh, mesh_dim_names=mesh.mesh_dim_names)
+
+
 class Stage:
     """Copies the state into host memory while the training waits. It keeps that memory, because allocating takes longer than copying."""
 
@@ -66,7 +75,8 @@ class Stage:
             return {key: self.copy(value, f"{name}.{key}") for key, value in state.items()}
         if isinstance(state, DTensor):
             part = self.copy(state.to_local(), name)
-            return DTensor.from_local(part, state.device_mesh, state.placements, run_check=False, shape=state.shape, stride=state.stride())
+            mesh = on_cpu(state.device_mesh)  # from_local would move the part back to the device of its mesh
+            return DTensor.from_local(part, mesh, state.placements, run_check=False, shape=state.shape, stride=state.stride())
         if isinstance(state, torch.Tensor):
             kept = self.kept.get(name)
             if kept is None or kept.shape != state.shape:

@@ -119,7 +119,7 @@ def text(answer: dict[str, Any], context: int) -> str:
     if not answer["fits"]:
         return "\n".join(lines)
     if answer["tokens_per_s"] is None:
-        lines.append(f"Speed: n/a, because nobody published a run on {answer['device']} in {answer['dtype']}")
+        lines.append(f"Speed: n/a, because nobody published a run of such a model on {answer['device']} in {answer['dtype']}")
         return "\n".join(lines)
     lines.append(
         f"Speed: {answer['tokens_per_s']:,.0f} tokens/s ({answer['tokens_per_s'] / answer['ranks']:,.0f} a device), "

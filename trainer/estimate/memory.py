@@ -116,7 +116,9 @@ def memory(shape: Shape, plan: Plan, dtype: str, *, cpu: bool = False) -> Memory
     chunk = min(tokens, CHUNK)
     product = width * table * shape.hidden_width
     logits = max(8 * table * chunk, (4 + (width if width < 4 else 0)) * table * chunk + product) + 4 * table * shape.hidden_width
-    outside = 3 * width * tokens * shape.hidden_width
+    # A pipeline also keeps the gradients that it sends.
+    sent = min(layout.pipeline, plan.accumulation) * layout.chunks if layout.pipeline > 1 else 0
+    outside = (3 + sent / layout.tensor) * width * tokens * shape.hidden_width
     moments = [
         Memory(rest + held, whole + cast, kept + outside, logits),
         Memory(rest + max(held, gradients - 4 * ends / shards), whole + 2 * cast + copied + product, again or one, 0.0),

@@ -3,12 +3,12 @@
 """Builds the model over all ranks.
 
 A pipeline splits the model by blocks, and tensor and expert parallelism divide single weights. Then recomputation and compilation are set
-for each block, and FSDP2 or DDP is put around the model. Every rank draws each whole weight and keeps its part, so all layouts start with
-the same weights and no rank sends any.
+for each block, and FSDP2 or DDP is put around the model. Every rank draws or reads its own part of each first weight, so no rank sends any.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,8 +22,9 @@ from torch.nn.parallel import DistributedDataParallel
 from trainer.comm import Groups
 from trainer.config import LayoutFlags, TrainConfig
 from trainer.fp8 import use_float8
+from trainer.initial import initial_value
 from trainer.layout import Layout, layout_of
-from trainer.llama import Block, Llama, initial_value
+from trainer.llama import Block, Llama
 from trainer.models import Shape
 from trainer.parallel.engine import Engine, sync
 from trainer.parallel.pipeline import Pipeline, link
@@ -105,6 +106,14 @@ class Part:
     cuts: list[tuple[int, int, int]]
     copies: int
 
+    def spans(self, size: torch.Size) -> list[range]:
+        """The places of this part in each dimension of a weight of `size`."""
+        found = [range(length) for length in size]
+        for dim, rank, ranks in self.cuts:
+            step = -(-len(found[dim]) // ranks)
+            found[dim] = found[dim][rank * step : (rank + 1) * step]
+        return found
+
 
 def parts_of(model: Llama, layout: Layout, meshes: dict[str, DeviceMesh], taken: dict[str, int]) -> dict[str, Part]:
     """This rank's part of every weight of a model that is divided but not sharded yet."""
@@ -124,8 +133,9 @@ def parts_of(model: Llama, layout: Layout, meshes: dict[str, DeviceMesh], taken:
     return found
 
 
-def build(shape: Shape, config: TrainConfig, device: torch.device, source: Source | None = None) -> Engine:
-    """The model over all ranks of the process group. Its first weights come from `source`, or are drawn by name. Raises UsageError."""
+def build(shape: Shape, config: TrainConfig, device: torch.device, source: Source | None = None, *, empty: bool = False) -> Engine:
+    """The model over all ranks of the process group. Its first weights come from `source`, or are drawn by name; with `empty` they are
+    left to a checkpoint. Raises UsageError."""
     layout = layout_of(config, shape, dist.get_world_size())
     precision, remark = precision_of(config, device)
     compute = COMPUTE[precision]
@@ -137,7 +147,6 @@ def build(shape: Shape, config: TrainConfig, device: torch.device, source: Sourc
         context=meshes["context"]["context"].get_group() if layout.context > 1 else None,
         expert=meshes["experts"]["expert"].get_group() if layout.expert > 1 else None,
     )
-    source = source or (lambda name, size: initial_value(name, size, config.seed, config.initializer_range))
     stages = layout.stages(shape.num_layers)
     models: list[Llama] = []
     wrapped: list[nn.Module] = []
@@ -153,7 +162,8 @@ def build(shape: Shape, config: TrainConfig, device: torch.device, source: Sourc
             dims = {id(parameter): parts[name].cuts[-1][0] for name, parameter in model.named_parameters()}
             shard(model, layout, meshes, compute if compute != kept else None, dims)
         model.to_empty(device=device)
-        fill(model, parts, source)
+        if not empty:
+            fill(model, parts, source, config.seed, config.initializer_range)
         models.append(model)
         wrapped.append(replicate(model, ranks["shard"].get_group()) if layout.ddp else model)
         copies |= {name: part.copies for name, part in parts.items()}
@@ -166,7 +176,7 @@ def build(shape: Shape, config: TrainConfig, device: torch.device, source: Sourc
             x = torch.empty(samples, length, shape.hidden_width, dtype=compute, device=device)
             return (x, torch.empty(1, dtype=kept, device=device)) if shape.num_experts else (x,)
 
-        pipeline = Pipeline(wrapped, link(columns, layout.chunks), carried, sync)
+        pipeline = Pipeline(wrapped, link(columns, layout.chunks), carried, partial(sync, whole=True))
     return Engine(
         shape=shape,
         config=config,
@@ -232,15 +242,15 @@ def replicate(model: Llama, group: dist.ProcessGroup) -> DistributedDataParallel
 
 
 @torch.no_grad()
-def fill(model: nn.Module, parts: dict[str, Part], source: Source) -> None:
-    """Copy this rank's part of each whole weight from `source`."""
+def fill(model: nn.Module, parts: dict[str, Part], source: Source | None, seed: int, std: float) -> None:
+    """Give this rank's part of each weight its first value: that of `source`, which knows the whole weights, or a drawn one."""
     for name, parameter in model.named_parameters():
-        value = source(name, parameter.shape)
         target = parameter.to_local() if isinstance(parameter, DTensor) else parameter.data
-        for dim, rank, ranks in parts[name].cuts:
-            pieces = value.chunk(ranks, dim)
-            value = pieces[rank] if rank < len(pieces) else value.narrow(dim, 0, 0)
-        target.copy_(value)
+        spans = parts[name].spans(parameter.shape)
+        if source:
+            target.copy_(source(name, parameter.shape)[tuple(slice(span.start, span.stop) for span in spans)])
+        else:
+            target.copy_(initial_value(name, parameter.shape, spans, seed=seed, std=std, device=target.device))
 
 
 def joined(models: list[Llama]) -> nn.Module:

@@ -16,7 +16,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.parallel import DistributedDataParallel
 
 from trainer.config import TrainConfig
-from trainer.layers import context_pieces
 from trainer.layout import Layout
 from trainer.loss import IGNORED
 from trainer.models import Shape
@@ -63,11 +62,10 @@ class Engine:
         return last and self.layout.tensor_rank(dist.get_rank()) == 0
 
     def _cut(self, batch: Tensor, labels: Tensor | None, micro: int) -> tuple[list[Tensor], list[Tensor]]:
-        """Tokens and labels of the micro-batches: this rank's pieces of its samples."""
+        """Tokens and labels of the micro-batches: this rank's piece of its samples."""
         tokens, labels = (batch[:, :-1], batch[:, 1:]) if labels is None else (batch, labels)
         if self.context_group:
-            pieces = context_pieces(tokens.shape[1], dist.get_rank(self.context_group), self.layout.context)
-            tokens, labels = (torch.cat([x[:, piece] for piece in pieces], dim=1) for x in (tokens, labels))
+            tokens, labels = (x.chunk(self.layout.context, dim=1)[dist.get_rank(self.context_group)] for x in (tokens, labels))
         return list(tokens.split(micro)), list(labels.split(micro))
 
     def _around(self) -> contextlib.AbstractContextManager[Any]:
@@ -150,10 +148,12 @@ class Engine:
         return finite
 
 
-def sync(part: nn.Module, last: bool) -> None:
-    """Exchange gradients only with a step's last micro-batch. Call this before the micro-batch's forward pass."""
+def sync(part: nn.Module, last: bool, whole: bool = False) -> None:
+    """Exchange gradients only with a step's last micro-batch; with `whole` keep the gathered weights until then, too. Call this before the
+    micro-batch's forward pass."""
     if isinstance(part, DistributedDataParallel):
         part.require_backward_grad_sync = last
     elif isinstance(part, FSDPModule):
         part.set_requires_gradient_sync(last)
         part.set_is_last_backward(last)
+        part.set_reshard_after_backward(last or not whole)

@@ -6,6 +6,7 @@ Each direction between neighbours has a process group of its own. So a link carr
 send, and only the order of the work decides which rank waits for which.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -51,33 +52,44 @@ class Links:
     ranks: list[int]
     rank: int
     groups: dict[tuple[bool, bool], dist.ProcessGroup]
-    pending: list[tuple[dist.Work, Tensor]] = field(default_factory=list)
+    pending: dict[tuple[bool, bool], deque[list[tuple[dist.Work, Tensor]]]] = field(default_factory=dict)
 
-    def _way(self, forward: bool, sending: bool) -> tuple[int, dist.ProcessGroup]:
+    def _way(self, forward: bool, sending: bool) -> tuple[int, tuple[bool, bool]]:
         step = 1 if forward == sending else -1
         other = self.rank + step
-        wraps = not 0 <= other < len(self.ranks)
-        return self.ranks[other % len(self.ranks)], self.groups[forward, wraps]
+        return self.ranks[other % len(self.ranks)], (forward, not 0 <= other < len(self.ranks))
 
     def send(self, tensors: tuple[Tensor, ...], forward: bool) -> None:
-        to, group = self._way(forward, True)
+        """Start to send. The order of the work lets no neighbour be more micro-batches behind than there are ranks, so the oldest of that
+        many has arrived, and waiting for it takes no time but frees its memory."""
+        to, way = self._way(forward, True)
+        pending = self.pending.setdefault(way, deque())
+        if len(pending) == len(self.ranks):
+            self._wait(pending.popleft())
+        started = []
         for tensor in tensors:
             sent = tensor.detach().contiguous()
-            work = dist.isend(sent, to, group=group)
+            work = dist.isend(sent, to, group=self.groups[way])
             assert work is not None
-            self.pending.append((work, sent))
+            started.append((work, sent))
+        pending.append(started)
 
     def receive(self, like: tuple[Tensor, ...], forward: bool) -> tuple[Tensor, ...]:
-        source, group = self._way(forward, False)
+        source, way = self._way(forward, False)
         tensors = tuple(torch.empty_like(tensor) for tensor in like)
         for tensor in tensors:
-            dist.recv(tensor, source, group=group)
+            dist.recv(tensor, source, group=self.groups[way])
         return tensors
 
-    def finish(self) -> None:
-        for work, _ in self.pending:
+    @staticmethod
+    def _wait(sent: list[tuple[dist.Work, Tensor]]) -> None:
+        for work, _ in sent:
             work.wait()
-        self.pending.clear()
+
+    def finish(self) -> None:
+        for pending in self.pending.values():
+            while pending:
+                self._wait(pending.popleft())
 
 
 def link(columns: list[list[int]], chunks: int) -> Links:

@@ -15,20 +15,24 @@ from typing import Any
 import pytest
 
 from trainer import __main__
-from trainer.tests.ranks import NO_TORCH, start
+from trainer.tests.ranks import NO_TORCH, PATIENCE, start
 from trainer.tests.runs import complete, losses, records, train
 
 pytest.importorskip("torch", reason=NO_TORCH)
 
 import torch
+import torch.distributed as dist
+from torch._subclasses import FakeTensorMode
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
 
 from trainer import export, hf, prove
 from trainer.checkpoint.folder import SCHEMA, Folder
 from trainer.checkpoint.s3 import Bucket, Ranged
-from trainer.checkpoint.saver import Stage
+from trainer.checkpoint.saver import Stage, on_cpu
 from trainer.checkpoint.store import changed, complete_steps, foreign
 from trainer.cli import UsageError
-from trainer.launch import EXIT_STOPPED, StopFlag
+from trainer.launch import EXIT_STOPPED, Ranks, StopFlag, join
 from trainer.models import Shape
 
 
@@ -206,6 +210,19 @@ def test_staged_tensors_do_not_change_with_their_originals() -> None:
     value.zero_()
     assert staged["a"]["b"].tolist() == [1, 1, 1]
     assert stage({"a": {"b": value}})["a"]["b"].data_ptr() == staged["a"]["b"].data_ptr(), "its memory is not used again"
+
+
+def test_what_lies_on_a_gpu_is_staged_in_host_memory() -> None:
+    """With a fake GPU. The mesh decides where a DTensor lies, so the staged one has a mesh of the CPU."""
+    join(Ranks(), "gloo", PATIENCE)
+    mesh = DeviceMesh.from_group([dist.group.WORLD], "cuda", mesh=torch.arange(1), mesh_dim_names=("shard",))
+    on_cpu(mesh)  # it reads its ranks, which are no fake
+    with FakeTensorMode():
+        weight = DTensor.from_local(torch.ones(4, 2, device="cuda"), mesh, [Shard(0)], run_check=False)
+        staged = Stage()({"weight": weight})["weight"]
+    dist.destroy_process_group()
+    assert (weight.to_local().device.type, staged.to_local().device.type) == ("cuda", "cpu")
+    assert (staged.shape, staged.placements) == (weight.shape, weight.placements)
 
 
 def test_goodput_is_kept_across_restarts(tmp_path: Path, tokens: Path) -> None:

@@ -24,11 +24,16 @@ import torch
 
 from trainer import hf
 from trainer.cli import UsageError
-from trainer.llama import Llama, initial_value
+from trainer.initial import initial_value
+from trainer.llama import Llama
 from trainer.models import Shape, shape_of
 
 KINDS = ["llama-2-7b-tiny", "llama-3.1-8b-tiny", "llama-3.2-1b-tiny", "mixtral-8x7b-tiny", "mathstral-7b-tiny"]
 TOKENS = torch.randint(0, 256, (2, 64), generator=torch.Generator().manual_seed(7))
+
+
+def drawn(name: str, size: torch.Size, std: float) -> torch.Tensor:
+    return initial_value(name, size, [range(length) for length in size], seed=1, std=std, device=torch.device("cpu"))
 
 
 def ours(shape: Shape, source: Any) -> Llama:
@@ -56,7 +61,7 @@ def theirs(shape: Shape, seed: int = 3) -> Any:
 @pytest.mark.parametrize("name", KINDS)
 def test_out_transformers_reads_it_and_gives_our_logits(name: str, tmp_path: Path) -> None:
     shape = shape_of(name, None, {})
-    model = ours(shape, lambda name, size: initial_value(name, size, 1, 0.2))
+    model = ours(shape, lambda name, size: drawn(name, size, 0.2))
     # A limit that makes several files.
     hf.save(tmp_path, shape, weights(model), torch.float32, limit=200_000)
     assert len(list(tmp_path.glob("*.safetensors"))) > 1
@@ -109,7 +114,7 @@ def test_training_starts_from_a_checkpoint(tmp_path: Path) -> None:
 def checkpoint(folder: Path, **changes: Any) -> Path:
     """A checkpoint of a tiny twin whose config.json has `changes`."""
     shape = shape_of("llama-3.1-8b-tiny", None, {})
-    model = ours(shape, lambda name, size: initial_value(name, size, 1, 0.02))
+    model = ours(shape, lambda name, size: drawn(name, size, 0.02))
     hf.save(folder, shape, weights(model), torch.bfloat16)
     config = json.loads((folder / "config.json").read_text()) | changes
     (folder / "config.json").write_text(json.dumps(config))

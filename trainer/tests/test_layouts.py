@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""Every layout trains the same: 20 steps of each on gloo against one rank, in float64 and float32.
+"""Every layout trains the same: 20 steps of each on gloo against one rank, in float64 and float32. Each has the collectives that `estimate`
+counts with.
 
 The ranks of one world size start once and run all its layouts, one after the other.
 """
@@ -19,9 +20,12 @@ pytest.importorskip("torch", reason=NO_TORCH)
 
 import torch
 import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainer import optim
 from trainer.config import TrainConfig
+from trainer.estimate.memory import plan_of
+from trainer.estimate.traffic import traffic
 from trainer.launch import join, read_ranks
 from trainer.layout import layout_of
 from trainer.llama import Block
@@ -108,6 +112,66 @@ def trajectory(model: str, more: dict[str, Any], precision: str) -> tuple[list[f
     return losses, norms
 
 
+KINDS = {"allgather_base": "all_gather", "reduce_scatter_base": "reduce_scatter", "allreduce": "all_reduce", "alltoall_base": "all_to_all"}
+KINDS |= {"all_gather_into_tensor": "all_gather", "reduce_scatter_tensor": "reduce_scatter", "all_to_all_single": "all_to_all"}
+
+
+class Counting(TorchDispatchMode):
+    """Counts the collectives inside: (kind, stride, ranks) → [number, bytes]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: dict[str, list[float]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        name = func._schema.name.split("::")[1].strip("_")
+        if func.namespace in ("c10d", "_c10d_functional") and name not in ("wait_tensor", "wrap_tensor_autograd", "recv"):
+            group = next(
+                dist.distributed_c10d._resolve_process_group(arg) if isinstance(arg, str) else dist.ProcessGroup.unbox(arg)
+                for arg in args
+                if isinstance(arg, torch._C.ScriptObject) or (isinstance(arg, str) and arg not in ("sum", "max"))
+            )
+            ranks = dist.get_process_group_ranks(group)
+            tensors = [
+                x for arg in [*args, result] for x in (arg if isinstance(arg, list | tuple) else [arg]) if isinstance(x, torch.Tensor)
+            ]
+            kind = KINDS.get(name, name)
+            sent = args[1] if name == "alltoall_base" else args[0]
+            size = max(x.nbytes for x in tensors) if kind != "all_to_all" else sent.nbytes
+            entry = self.found.setdefault(f"{kind} of {len(ranks)} ranks {ranks[1] - ranks[0]} apart", [0, 0])
+            entry[0] += 1
+            entry[1] += size
+        return result
+
+
+def collectives(model: str, more: dict[str, Any]) -> list[dict[str, list[float]]]:
+    """The counted collectives of a step in bf16 over all ranks, and the estimated ones. DDP casts only on GPUs, so it has float32 here."""
+    more = {"num_layers": 2, **more, "compile": 0}
+    shape = shape_of(model, None, {"max_context_width": CONTEXT, "num_layers": more["num_layers"]})
+    precision = "fp32" if more.get("sharding_strategy") == "ddp" else "bf16"
+    config = TrainConfig(model=model, precision=precision, **more)
+    layout = layout_of(config, shape, dist.get_world_size())
+    share = SAMPLES // layout.data_ranks
+    config = replace(config, train_batch_size=share // config.gradient_accumulation_steps)
+    engine = build(shape, config, torch.device("cpu"))
+    with Counting() as counting:
+        engine.forward_backward(torch.randint(0, 256, (share, CONTEXT + 1)))
+    estimated: dict[str, list[float]] = {}
+    for one in traffic(shape, plan_of(config, layout), precision, layout.pipeline_rank(dist.get_rank())):
+        entry = estimated.setdefault(f"{one.kind} of {one.ranks} ranks {one.stride} apart", [0, 0])
+        entry[0] += one.count
+        entry[1] += one.size
+    totals: list[dict[str, list[float]]] = [{}, {}]
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, (counting.found, estimated))
+    for both in everyone:
+        for total, found in zip(totals, both, strict=True):
+            for name, values in found.items():
+                total[name] = [a + b for a, b in zip(total.get(name, [0, 0]), values, strict=True)]
+    return totals
+
+
 def run(argv: Sequence[str]) -> int:
     """Run the named layouts, JSON of name: (model, flags, precisions); rank 0 prints each one's trajectory."""
     ranks = read_ranks(os.environ)
@@ -115,6 +179,10 @@ def run(argv: Sequence[str]) -> int:
     Block.compile = lambda self, **options: torch.nn.Module.compile(self, backend="aot_eager", **options)  # type: ignore[method-assign]
     join(ranks, "gloo", PATIENCE)
     for name, (model, more, precisions) in json.loads(argv[0]).items():
+        if ranks.world_size > 1:
+            counted = collectives(model, more)
+            if ranks.rank == 0:
+                print(json.dumps({f"{name} collectives": counted}), flush=True)
         for precision in precisions:
             made = trajectory(model, more, precision)
             if ranks.rank == 0:
@@ -127,11 +195,12 @@ def run(argv: Sequence[str]) -> int:
 def jobs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[int, Job]]:
     """The ranks of each world size at work on the layouts that are asked for."""
     chosen = [getattr(item, "callspec", None) for item in request.session.items if item.path == request.path]
-    wanted = [(spec.params["name"], spec.params["precision"]) for spec in chosen if spec]
+    wanted = [(spec.params["name"], spec.params.get("precision")) for spec in chosen if spec]
     asked: dict[int, dict[str, Any]] = {}
     for size, cases in LAYOUTS.items():
         for name, (model, more) in cases.items():
-            if precisions := [precision for precision in LIMITS if (name, precision) in wanted]:
+            if any(other == name for other, _ in wanted):
+                precisions = [precision for precision in LIMITS if (name, precision) in wanted]
                 asked.setdefault(size, {})[name] = (model, more, precisions)
                 one = {"num_layers": more.get("num_layers", 2)}
                 asked.setdefault(1, {})[reference(model, more)] = (model, one, list(LIMITS))
@@ -162,3 +231,12 @@ def test_a_layout_trains_as_one_rank_does(found: dict[str, tuple[list[float], li
     assert one[-1] < one[0] - 0.5, "nothing was learned, so nothing is compared"
     assert losses == pytest.approx(one, rel=LIMITS[precision])
     assert norms == pytest.approx(one_norms, rel=100 * LIMITS[precision])
+
+
+@pytest.mark.parametrize("name", [name for size, cases in LAYOUTS.items() if size > 1 for name in cases])
+def test_the_collectives_of_a_step_are_the_estimated_ones(found: dict[str, Any], name: str) -> None:
+    """Also: a pipeline gathers its weights once a step and not for each micro-batch."""
+    counted, estimated = found[f"{name} collectives"]
+    assert {key: count for key, (count, _) in counted.items()} == {key: count for key, (count, _) in estimated.items()}
+    for key, (_, size) in counted.items():
+        assert estimated[key][1] == pytest.approx(size, rel=0.1), key

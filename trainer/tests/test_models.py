@@ -76,7 +76,13 @@ def test_activation_checkpointing_takes_the_reference_trainers_numbers() -> None
     [
         ("llama-3.1-8b", 6, {TP: 4}, "6 ranks cannot be divided by 4 (--tensor_parallel_degree 4 x"),
         ("llama-3.1-8b", 16, {TP: 16}, "num_key_value_heads 8 cannot be divided by --tensor_parallel_degree 16"),
-        ("llama-3.1-8b", 3, {CP: 3}, "half of max_context_width 4096 cannot be divided by --context_parallel_degree 3"),
+        ("llama-3.1-8b", 3, {CP: 3}, "the number of heads of a tensor rank 32 cannot be divided by --context_parallel_degree 3"),
+        (
+            "llama-3.2-3b",
+            12,
+            {CP: 12},
+            "the 8 key heads of a tensor rank and --context_parallel_degree 12 do not divide: change one of them",
+        ),
         ("llama-3.1-8b", 8, {EP: 2}, "--expert_parallel_degree needs a model with experts"),
         ("mixtral-8x7b", 6, {EP: 3}, "num_experts 8 cannot be divided by --expert_parallel_degree 3"),
         ("mixtral-8x7b", 2, {EP: 4}, "the number of ranks that share the weights 2 cannot be divided by --expert_parallel_degree 4"),
@@ -169,6 +175,32 @@ def test_a_schedule_waits_for_nothing_that_never_comes(ranks: int, chunks: int, 
         for rank, plan in enumerate(plans):
             held = [sum(1 if action.forward else -1 for action in plan[: end + 1]) for end in range(len(plan))]
             assert max(held) == min(micro_batches, ranks - rank)
+
+
+def test_a_pipeline_frees_what_was_sent_before_the_last_micro_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch", reason=NO_TORCH)
+    import torch
+    import torch.distributed as dist
+
+    from trainer.parallel.pipeline import Links
+
+    on_the_way: set[int] = set()
+
+    class Sent:
+        def __init__(self, number: int) -> None:
+            self.number = number
+            on_the_way.add(number)
+
+        def wait(self) -> None:
+            on_the_way.remove(self.number)
+
+    monkeypatch.setattr(dist, "isend", lambda tensor, *_, **__: Sent(int(tensor)))
+    links = Links([0, 1, 2], 0, {(True, False): None, (False, True): None})  # type: ignore[dict-item]
+    for number in range(64):
+        links.send((torch.tensor(number),), forward=True)
+        assert on_the_way == set(range(max(0, number - 2), number + 1))
+    links.finish()
+    assert not on_the_way
 
 
 def test_a_layout_has_a_name() -> None:
