@@ -296,6 +296,9 @@ def _stops(report: dict[str, Any]) -> list[str]:
     alike: dict[tuple[Any, ...], list[str]] = {}
     for record in failed:
         reason = " ".join(str(record["reason"]).split()).rstrip(".")
+        if reason.endswith("the value differs"):
+            # The reason names no value, so show what was found.
+            reason += ", found " + " ".join(str(record["found"]).split()).rstrip(".")
         alike.setdefault((record["component"], record["check"], reason[:300], record["remedy"]), []).append(record["host"])
     lines = ["FAILED %s: %s.%s: %s. Remedy: %s" % (named_hosts(hosts), *texts) for texts, hosts in alike.items()]
     named = {record["host"] for record in failed}
