@@ -54,10 +54,12 @@ def render(document, identity, target):
         "image": image_of(document, target),
         "command": ["bash", "-c", start.node_script(document, from_files, MEETING, MEET), "muster", *document["command"]],
         "environment": [{"name": variable, "value": value} for variable, value in environment.items()],
-        "volumes": [{"name": "mount-%d" % number, "host": {"sourcePath": source}} for number, (source, _, _) in enumerate(mounts)],
+        "volumes": [
+            {"name": "mount-%d" % number, "host": {"sourcePath": source}} for number, (source, _at, _read_only) in enumerate(mounts)
+        ],
         "mountPoints": [
             {"sourceVolume": "mount-%d" % number, "containerPath": at, "readOnly": read_only}
-            for number, (_, at, read_only) in enumerate(mounts)
+            for number, (_source, at, read_only) in enumerate(mounts)
         ],
         **_resources(document, target),
     }
@@ -138,7 +140,7 @@ class Batch(jobs.Service):
 
     def live(self):
         """The id of the job that waits or runs."""
-        return next((job_id for _, job_id, status in self._jobs() if status not in ("SUCCEEDED", "FAILED")), None)
+        return next((job_id for _created, job_id, status in self._jobs() if status not in ("SUCCEEDED", "FAILED")), None)
 
     def submit(self, options):
         """Register the definition and submit the job."""
@@ -153,7 +155,7 @@ class Batch(jobs.Service):
             raise (jobs.Refused if error.code else jobs.RunError)(str(error)) from error
         # boto3 repeats a call without an answer, which may have given a job.
         first = self.live() or job_id
-        for _, each, status in self._jobs():
+        for _created, each, status in self._jobs():
             if each != first and status in WAITING:
                 self.region.call("batch", "TerminateJob", jobId=each, reason="submitted twice")
         return first
@@ -211,7 +213,7 @@ class Batch(jobs.Service):
         if record["reason"].startswith("MISCONFIGURATION"):
             return "impossible", "lower what the job asks for, or change the compute environment"
         environments = self._environments()
-        if environments and all(faults for _, faults in environments):
+        if environments and all(faults for _name, faults in environments):
             record["reason"] = "; ".join("compute environment %s is %s" % each for each in environments)
             return "unavailable", "enable or mend the compute environment"
         return None, ""

@@ -200,7 +200,7 @@ def _pytorchjob(document, metadata, target):
         "maxRestarts": document["retries"],
     }
     if document["launcher"]["rendezvous"] != "c10d":
-        host, _, port = target["etcd"].partition(":")
+        host, _colon, port = target["etcd"].partition(":")
         if not port.isdigit():
             message = "Job %s meets through etcd, and muster_target.etcd is '%s'; set it to HOST:PORT."
             raise JobError(message % (document["name"], target["etcd"]))

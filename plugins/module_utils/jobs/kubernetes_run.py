@@ -109,7 +109,7 @@ class Kubernetes(jobs.Service):
     cancelled = None
 
     def _pods(self):
-        _, answer = self.ask("GET", self.core + "pods", {"labelSelector": "%s=%s" % (IDENTITY_LABEL, self.identity[:12])})
+        _code, answer = self.ask("GET", self.core + "pods", {"labelSelector": "%s=%s" % (IDENTITY_LABEL, self.identity[:12])})
         return sorted(answer.get("items", []), key=lambda pod: pod["metadata"]["name"])
 
     def record(self, job_id):

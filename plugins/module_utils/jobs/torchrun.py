@@ -161,16 +161,16 @@ class Hosts(jobs.Service):
     def submit(self, options):
         """Write the scripts, then start the units; all hosts or none."""
         for each in self.nodes:
-            rc, _, err = self.on(each["host"], "command -v systemd-run >/dev/null || { echo it has no systemd >&2; exit 1; }")
+            rc, _out, err = self.on(each["host"], "command -v systemd-run >/dev/null || { echo it has no systemd >&2; exit 1; }")
             if rc:
                 raise jobs.Refused("Host %s cannot run job %s: %s; mend it or leave it out." % (each["host"], self.name, last_line(err)))
         for each in self.nodes:
             values = {"user": shlex.quote(self.user), "folder": shlex.quote(self.folder)}
-            rc, _, err = self.on(each["host"], PREPARE % values, each["script"])
+            rc, _out, err = self.on(each["host"], PREPARE % values, each["script"])
             if rc:
                 raise jobs.Refused("Host %s cannot keep job %s: %s; mend it." % (each["host"], self.name, last_line(err)))
         for each in self.nodes:
-            rc, _, err = self.on(each["host"], " ".join(shlex.quote(word) for word in each["start"]))
+            rc, _out, err = self.on(each["host"], " ".join(shlex.quote(word) for word in each["start"]))
             if rc:
                 self._stop()
                 raise jobs.Refused(
@@ -239,6 +239,6 @@ class Hosts(jobs.Service):
     def fetch_output(self, job_id):
         """The output of the host with rank 0 becomes output.txt, that of another host output-HOST.txt."""
         for number, each in enumerate(self.nodes):
-            rc, out, _ = self.on(each["host"], "cat %s/output.txt 2>/dev/null || true" % shlex.quote(self.folder))
+            rc, out, _err = self.on(each["host"], "cat %s/output.txt 2>/dev/null || true" % shlex.quote(self.folder))
             if rc == 0:
                 self.store.prepare({"output-%s.txt" % each["host"] if number else "output.txt": out})
