@@ -41,8 +41,8 @@ ROLES = [
     ),
     *("nccl_tests", "docker", "nvidia_container_toolkit", "dcgm", "cloud_tools", "storage"),
 ]
-# A type whose fabric manager needs a subnet manager, and the roles of its shared folder.
-TYPE = {"instance_type": "p6-b200.48xlarge", "storage_server_hosts": [NODE], "kernel_modules_extra": True}
+# A type whose fabric manager needs a subnet manager.
+TYPE = {"instance_type": "p6-b200.48xlarge", "kernel_modules_extra": True}
 
 
 class Node:
@@ -53,6 +53,8 @@ class Node:
         inventory.mkdir()
         options = {"plugin": "muster.fleet.local_fleet", "fleet": NAME, "compute": 1, "cpus": 2, "memory": "4096"}
         (inventory / "local_fleet.yml").write_text(json.dumps(options))
+        # Its file server is the node itself.
+        (inventory / "storage.json").write_text(json.dumps({"muster_storage": {"hosts": {NODE: {}}}}))
         (inventory / "group_vars").symlink_to(ROOT / "inventory/local/group_vars")
         self.fleet = Fleet(folder, NAME, inventory)
         self.containers = Containers(NAME, find_engine(), self.fleet.state_dir, cache_dir(self.fleet.env))

@@ -107,7 +107,10 @@ def distribution() -> list[Stub]:
         },
         "lustre-client": {"files": {"/usr/bin/lfs": "#!/bin/sh\necho lfs 2.15.6\n"}},
         "dnf-automatic": {
-            "files": {"/usr/lib/systemd/system/dnf-automatic.timer": "[Timer]\nOnCalendar=6:00\n[Install]\nWantedBy=timers.target\n"}
+            "files": {
+                "/usr/lib/systemd/system/dnf-automatic.timer": "[Timer]\nOnCalendar=6:00\n[Install]\nWantedBy=timers.target\n",
+                "/usr/lib/systemd/system/dnf-automatic.service": "[Service]\nType=oneshot\nExecStart=/bin/true\n",
+            }
         },
         "nfs-utils": {
             "files": {"/usr/sbin/exportfs": "#!/bin/sh\n", "/usr/sbin/mount.nfs": "#!/bin/sh\n", "/usr/sbin/rpc.nfsd": "#!/bin/sh\n"}
@@ -144,8 +147,9 @@ done
 def cuda() -> list[Stub]:
     nvcc = "#!/bin/sh\necho 'Cuda compilation tools, release 13.2, V13.2.78'\n"
     link = "ln -sfn cuda-13.2 /usr/local/cuda\n"
+    files = {"/usr/local/cuda-13.2/bin/nvcc": nvcc, "/usr/local/cuda-13.2/version.json": '{"cuda": {"version": "13.2.2"}}\n'}
     return [
-        Stub("cuda-toolkit-13-2", "13.2.2", "1", files={"/usr/local/cuda-13.2/bin/nvcc": nvcc}, post=link),
+        Stub("cuda-toolkit-13-2", "13.2.2", "1", files=files, post=link),
         Stub("nvlsm", "2026.10.1", "1"),
         Stub("datacenter-gpu-manager-4-cuda13", "4.7.0", "1", 1, files={"/usr/bin/dcgmi": "#!/bin/sh\n"}),
     ]
@@ -176,8 +180,10 @@ def neuron() -> list[list[Stub]]:
 def repositories() -> dict[str, tuple[list[list[Stub]], str]]:
     """{HOST/PATH: (batches of packages, modules.yaml)} of the vendors."""
     now, newer, newest = (driver(version) for version in (DRIVER, NEWER_DRIVER, NEWEST_DRIVER))
-    # A stream shows the packages of its latest version only.
-    streams = modules("nvidia-driver", {"595-open": [now, newer], "open-dkms": [newest]}, "open-dkms")
+    # NVIDIA's list of a stream names all versions of the programs and the latest of the kernel module (yum-packaging-precompiled-kmod,
+    # genmodules.py). The earlier ones are in the repository and in no stream.
+    programs = [each for each in now if not each.name.startswith("kmod-")]
+    streams = modules("nvidia-driver", {"595-open": [*programs, *newer], "open-dkms": newest}, "open-dkms")
     later = [Stub("datacenter-gpu-manager-4-cuda13", "4.99.0", "1", 1)]
     return {
         "developer.download.nvidia.com/compute/cuda/repos/amzn2023/x86_64": ([now, newer, newest, cuda(), later], streams),
@@ -228,6 +234,9 @@ def mirror(folder: Path, run: Callable[[str], str], put: Callable[[Path, str], N
     put(folder, str(folder))
     for place in [*repositories(), "distribution"]:
         run(f"bash -c {shlex.quote(REPOSITORY)} repository {folder / place} {fingerprint}")
+    # The real EFA installer brings NCCL's plugin, too.
+    plugin = f"NET/OFI Initializing aws-ofi-nccl {whole['aws_ofi_nccl']['version']}"
+    run(f"mkdir -p /opt/amazon/ofi-nccl/lib; printf '\\0%s\\0' '{plugin}' >/opt/amazon/ofi-nccl/lib/libnccl-net-ofi.so")
     run("mkdir -p /etc/pki/rpm-gpg; gpg --armor --export >/etc/pki/rpm-gpg/RPM-GPG-KEY-amazon-linux-2023")
     run(f"rm -rf /srv/amazon-linux; mv {stubs} /srv/amazon-linux")
     return stack

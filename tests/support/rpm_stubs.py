@@ -56,17 +56,16 @@ def spec(stubs: Iterable[Stub]) -> str:
     return "\n".join([*head, *install, *rest]) + "\n"
 
 
-def modules(name: str, streams: dict[str, Sequence[Sequence[Stub]]], default: str) -> str:
-    """modules.yaml of createrepo: `streams` has the packages of each version of a stream, oldest first; `default` is one of them."""
+def modules(name: str, streams: dict[str, Sequence[Stub]], default: str) -> str:
+    """modules.yaml of createrepo: `streams` has the packages of each stream; `default` is one of the streams."""
     documents = []
-    for stream, versions in streams.items():
-        for number, stubs in enumerate(versions, 1):
-            artifacts = "".join(f"      - {stub.nevra}\n" for stub in stubs)
-            documents.append(
-                f"document: modulemd\nversion: 2\ndata:\n  name: {name}\n  stream: '{stream}'\n  version: {number}\n  context: stub\n"
-                f"  arch: x86_64\n  summary: a stub\n  description: a stub\n  license:\n    module: [MIT]\n"
-                f"  artifacts:\n    rpms:\n{artifacts}"
-            )
+    for stream, stubs in streams.items():
+        artifacts = "".join(f"      - {stub.nevra}\n" for stub in stubs)
+        documents.append(
+            f"document: modulemd\nversion: 2\ndata:\n  name: {name}\n  stream: '{stream}'\n  version: 1\n  context: stub\n"
+            f"  arch: x86_64\n  summary: a stub\n  description: a stub\n  license:\n    module: [MIT]\n"
+            f"  artifacts:\n    rpms:\n{artifacts}"
+        )
     documents.append(f"document: modulemd-defaults\nversion: 1\ndata:\n  module: {name}\n  stream: '{default}'\n")
     return "".join(f"---\n{each}...\n" for each in documents)
 
