@@ -132,7 +132,7 @@ def test_daemons_for_gpus_start_only_on_nodes_with_gpus(role: str) -> None:
         assert of(role, f"__{role}_not_run", **{f"__{role}_gpus": gpus}, **where) == said
 
 
-@pytest.mark.parametrize(("family", "pin"), [("Debian", "1:4.7.0*"), ("RedHat", "")])
+@pytest.mark.parametrize(("family", "pin"), [("Debian", "1:4.7.0*"), ("RedHat", "4.7.0*")])
 def test_dcgm_has_the_stack_s_version(family: str, pin: str) -> None:
     [task] = [each for each in read("dcgm", "tasks/install.yml") if "vars" in each]
     assert of("dcgm", task["vars"]["phases_package_pin"], ansible_facts={"os_family": family}) == pin
