@@ -173,3 +173,25 @@ def test_the_stack_playbook_refuses_a_wrong_value_before_any_role(tmp_path: Path
     assert ended.returncode == 2
     assert "Variable common_nofile (all hosts) must be of type int." in ended.stdout
     assert "unreachable=0" in ended.stdout
+
+
+def test_nodes_that_go_on_alone_are_checked_each_for_itself(tmp_path: Path) -> None:
+    """The play of reimage.yml: each node waits for its own jobs, so its strategy is free, and no host knows the facts of the others."""
+    node = {"ansible_host": "192.0.2.1"}
+    (tmp_path / "hosts.yml").write_text(yaml.safe_dump({"all": {"hosts": {"a": {**node, "common_nofile": "many"}, "b": node}}}))
+    play = {
+        "name": "Configure alone",
+        "hosts": "all",
+        "gather_facts": False,
+        "strategy": "free",
+        "vars_files": [str(ROOT / "playbooks/vars/components.yml")],
+        "vars": {"muster_phases": [], "muster_components": ["common"], "stack_alone": True},
+        "tasks": [{"name": "Stack", "ansible.builtin.include_tasks": str(ROOT / "playbooks/tasks/stack.yml")}],
+    }
+    (tmp_path / "play.yml").write_text(yaml.safe_dump([play]))
+    command = [str(Path(sys.executable).with_name("ansible-playbook")), "-i", str(tmp_path / "hosts.yml"), str(tmp_path / "play.yml")]
+    ended = subprocess.run(command, cwd=ROOT, env=os.environ | {"PWD": str(tmp_path)}, capture_output=True, text=True, check=False)
+    assert ended.returncode == 2, ended.stdout[-3000:]
+    assert "Variable common_nofile (all hosts) must be of type int." in ended.stdout
+    recap = {line.split()[0]: "failed=0" in line for line in ended.stdout.splitlines() if "failed=" in line}
+    assert recap == {"a": False, "b": True}
