@@ -49,11 +49,12 @@ proofs: setup ## the slow tests whose records do not hold: make proofs [DUE=1] [
 bench: setup ## measures ratios and writes docs/performance.md: make bench [ONLY="converge adding"] [PEERS=folder]
 	PEERS='$(PEERS)' $(BIN)/python -m tests.bench $(ONLY)
 
-docs: setup ## what is generated: the variable tables of the roles' READMEs, the catalogue of instance types, docs/efa.md, the manifests in kubernetes/, the table of proofs
+docs: setup ## what is generated: the variable tables of the roles' READMEs, the catalogue of instance types, docs/efa.md, the manifests in kubernetes/, cloudformation/, the table of proofs
 	$(BIN)/python tools/role_readmes.py
 	$(BIN)/python tools/catalogue.py
 	$(BIN)/python tools/efa_doc.py
 	$(BIN)/python tools/kubernetes_manifests.py
+	$(BIN)/python tools/cloudformation.py
 	$(BIN)/python tests/proofs.py table --write
 
 stack-sums: setup ## fetches what a stack names, checks it, prints the lines to commit: make stack-sums [STACK=aws-2026.11]

@@ -25,6 +25,7 @@ check "role READMEs (make docs)" python tools/role_readmes.py --check
 check "catalogue (make docs)" python tools/catalogue.py --check
 check "docs/efa.md (make docs)" python tools/efa_doc.py --check
 check "kubernetes/ (make docs)" python tools/kubernetes_manifests.py --check
+check "cloudformation/ (make docs)" python tools/cloudformation.py --check
 check "docs/support.md (make docs)" python tests/proofs.py table
 check "ansible-lint" ansible-lint -q --nocolor
 check "ansible-test sanity" tests/sanity/run.sh
