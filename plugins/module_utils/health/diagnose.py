@@ -61,14 +61,24 @@ def kind(state, nodes):
 
 
 def record(state, results):
-    """Take the results of the pairs that `plan` gave. A pair without a result counts as one that did not end."""
+    """Take the results of the pairs that `plan` gave. A pair without a result counts as one that did not end.
+
+    A pair whose result has `skipped` was not tested, for example because somebody's job took a node: its nodes leave the diagnosis.
+    """
     given = {frozenset(each["nodes"]): each for each in results}
     asked = {frozenset(pair) for pair in state["asked"]}
     unknown = [nodes for nodes in given if nodes not in asked]
     if unknown:
         raise DiagnoseError("There is a result of %s, which nobody asked for." % " and ".join(sorted(unknown[0])))
     round_ = []
+    skipped = {node for nodes, each in given.items() if each.get("skipped") for node in nodes}
+    state["skipped"] = [*state.get("skipped", []), *sorted(skipped)]
+    state["nodes"] = [node for node in state["nodes"] if node not in skipped]
+    # What was measured with a node that has left no longer tells anything that a later round could confirm.
+    state["rounds"] = [[test for test in tests if not skipped & set(test["nodes"])] for tests in state["rounds"]]
     for pair in state["asked"]:
+        if skipped & set(pair):
+            continue
         found = given.get(frozenset(pair), {"value": None, "error": "no result"})
         round_.append({"nodes": list(pair), "value": found.get("value"), "error": found.get("error") or ""})
     state["rounds"].append(round_)
@@ -106,7 +116,8 @@ def judged(state):
     """[(test, whether it was well)] of all tests."""
     if state.get("judged", [0])[0] == len(state["rounds"]):
         return state["judged"][1]
-    typical, out = usual(state), []
+    typical = usual(state)
+    out: list = []
     for test in tests_of(state):
         well = test["value"] is not None and not test["error"]
         if well:
@@ -171,7 +182,9 @@ def partners_needed(state, proven, blamed):
 
 def matching(nodes, key):
     """Pairs inside one place, then of what is left over; and the last of an odd number."""
-    pairs, alone, by_place = [], [], {}
+    pairs: list = []
+    alone: list = []
+    by_place: dict = {}
     for node in nodes:
         by_place.setdefault(key(node), []).append(node)
     for members in by_place.values():
@@ -186,7 +199,8 @@ def across(state, nodes):
     free: dict = {}
     for node in nodes:
         free.setdefault(leaf(state, node), []).append(node)
-    leaves, pairs = list(free), []
+    leaves = list(free)
+    pairs: list = []
     for step in range(1, len(leaves)):
         before = len(pairs)
         for at, here in enumerate(leaves):
@@ -294,4 +308,36 @@ def verdict(state):
         "usual": typical,
         "tests": len(tests_of(state)),
         "rounds": len(state["rounds"]),
+        "skipped": state.get("skipped", []),
     }
+
+
+def lines(found):
+    """What a person wants to know of a diagnosis, one line each."""
+    out = ["%s is bad%s: %s" % (each["node"], " (it hangs)" if each.get("hung") else "", each["evidence"]) for each in found.get("bad", [])]
+    out += ["the link between %s is bad: %s" % (" and ".join(each["nodes"]), each["evidence"]) for each in found.get("links", [])]
+    for key, words in (("undecided", "undecided"), ("untested", "not tested")):
+        if found.get(key):
+            out.append("%s: %s" % (words, ", ".join(found[key])))
+    out += ["%s is left alone: %s" % item for item in sorted(found.get("left_alone", {}).items())]
+    if "tests" in found:
+        words = "%d nodes are well, by %d tests of pairs in %d rounds" % (len(found["proven"]), found["tests"], found["rounds"])
+        out.append(words + (" of %s" % found["size"] if found.get("size") else ""))
+        out += ["it stopped early: %s" % found["stopped"]] if found.get("stopped") else []
+    if found.get("rehearsed"):
+        out.append("stand-ins of a rehearsal (%s) printed the outputs, so nothing was measured" % ", ".join(found["rehearsed"]))
+    return out
+
+
+def faults(found):
+    """The sentences that fail a diagnosis. An undecided node does, because nobody knows whether it may train."""
+    out = []
+    for each in found.get("bad", []):
+        message = "%s is bad: %s. Drain it with muster_diagnose: {drain: true}, then run muster-health --level full there."
+        out.append(message % (each["node"], each["evidence"]))
+    for each in found.get("links", []):
+        message = "The link between %s is bad (%s), and each of them is well with others; report it to the provider of the network."
+        out.append(message % (" and ".join(each["nodes"]), each["evidence"]))
+    if found.get("undecided"):
+        out.append("Undecided: %s; run diagnose.yml again, with more idle nodes." % ", ".join(found["undecided"]))
+    return out
