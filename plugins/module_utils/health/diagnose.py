@@ -130,7 +130,7 @@ def judged(state):
 
 def standing(state):
     """{node: {"good": partners, "slow": partners, "hung": partners}} so far."""
-    out = {node: {"good": [], "slow": [], "hung": []} for node in state["nodes"]}
+    out: dict = {node: {"good": [], "slow": [], "hung": []} for node in state["nodes"]}
     for test, well in judged(state):
         word = "good" if well else "hung" if test["error"] else "slow"
         one, other = test["nodes"]

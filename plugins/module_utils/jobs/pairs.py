@@ -17,7 +17,6 @@ POLL = 0.5
 # Slurm rounds time limits up to minutes; a pair that hangs is ended here, after its own seconds.
 JOB_NAME = "muster:diagnose:%s"
 BUSY = "another job took a node"
-BUDGET = "no time was left for it"
 
 
 def idle(text, names):
@@ -93,13 +92,12 @@ class Rounds:
             pairs = diagnose.plan(state)
             if not pairs:
                 return ""
-            if self.clock() >= self.end:
-                diagnose.record(state, [{"nodes": list(pair), "value": None, "error": BUDGET, "skipped": True} for pair in pairs])
-                return "the time for the whole diagnosis was over after %d rounds" % (len(state["rounds"]) - 1)
             if last is not None:
                 self.between.append(round(self.clock() - last, 2))
             diagnose.record(state, self.measure(pairs, len(state["rounds"]) + 1))
             last = self.clock()
+            if last >= self.end:
+                return "its time was over in round %d" % len(state["rounds"])
 
     def measure(self, pairs, number):
         """The results of the pairs of a round."""
