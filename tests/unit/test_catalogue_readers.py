@@ -69,7 +69,7 @@ FILTERS = {
 }
 UNREAD_FILTERS: dict[str, str] = {}
 # These lead into the catalogue and read nothing of their own: the definitions, and what imitates a machine.
-NOT_READERS = (HARDWARE + "catalogue_data.py", UTILS + "containers/rehearsal.py", UTILS + "containers/stand_in.py", "plugins/filter/")
+NOT_READERS = (HARDWARE + "catalogue_data.py", UTILS + "containers/rehearsal.py", UTILS + "containers/stand_ins/", "plugins/filter/")
 
 
 # Modules that no playbook or role calls, each with the page that shows how a user does.
