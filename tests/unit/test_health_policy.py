@@ -363,6 +363,17 @@ def test_a_node_drains_itself_and_comes_back(slurm: Path) -> None:
     assert "resumed, because its checks pass again" in out
 
 
+def test_a_node_that_is_not_configured_yet_drains_nothing(slurm: Path) -> None:
+    """Between the install and the configure phase slurmd may already call it."""
+    (slurm / "health.json").unlink()
+    for argv in (("--level", "periodic", "--slurm", "--name", "n1"), ("--level", "prolog", "--hook", "prolog")):
+        for _time in range(2):
+            code, out, _err = run(slurm, *argv)
+            assert (code, "does not exist yet, so nothing is drained" in out) == (0, True)
+    assert calls(slurm) == []
+    assert not (slurm / "state").exists()
+
+
 def test_slurm_that_does_not_answer_drains_nothing(slurm: Path) -> None:
     (slurm / "bin/scontrol").write_text("#!/bin/sh\necho 'Unable to contact slurm controller' >&2; exit 1\n")
     for _time in range(2):

@@ -138,6 +138,10 @@ def run(given, out, err):
     if given.list:
         out.write(listing())
         return 0
+    if (given.slurm or given.hook) and not os.path.exists(given.settings):
+        # An image has the program before the node is configured, and nobody has said yet what the node must have.
+        out.write("MUSTER UNKNOWN - %s does not exist yet, so nothing is drained\n" % given.settings)
+        return 0
     path = os.path.join(given.state, "state.json")
     state = remembered(path)
     try:
