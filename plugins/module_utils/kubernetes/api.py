@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import time
+from urllib.parse import urlencode
 
 APPLY = "application/apply-patch+yaml"
 BUSY = (429, 500, 502, 503, 504)
@@ -40,7 +41,6 @@ def connection(kubeconfig, context, who):
     try:
         # Without the package, Python may take a folder of this name for it; that has no such parts.
         import urllib3
-        from kubernetes import client as official_client  # type: ignore[attr-defined]
         from kubernetes import config as official_config  # type: ignore[attr-defined]
     except ImportError:
         raise ApiError("Python has no kubernetes, which %s needs; install the package kubernetes in Ansible's Python." % who) from None
@@ -50,25 +50,19 @@ def connection(kubeconfig, context, who):
         text = " ".join(str(error).split()).rstrip(".")
         raise ApiError("The context %s of %s cannot be used (%s); name one that it has." % (context, where, text)) from error
 
+    # Of the client's own request functions each release has other arguments; what is below them has not changed for years.
+    pool, host = client.rest_client.pool_manager, client.configuration.host
+
     def request(method, path, query, body, kind):
+        headers, more = {"Accept": "application/json, */*", "Content-Type": kind}, list(query.items())
+        client.update_params_for_auth(headers, more, ["BearerToken"])
+        url = host + path + ("?" + urlencode(more) if more else "")
+        content = None if body is None else json.dumps(body)
         try:
-            answer = client.call_api(
-                path,
-                method,
-                query_params=list(query.items()),
-                header_params={"Accept": "application/json, */*", "Content-Type": kind},
-                body=body,
-                auth_settings=["BearerToken"],
-                response_type="str",
-                _preload_content=False,
-                _return_http_data_only=False,
-                _request_timeout=30,
-            )
-            status, text = answer[1], answer[0].data
-        except official_client.exceptions.ApiException as error:
-            status, text = error.status, error.body or b""
+            answer = pool.request(method, url, body=content, headers=headers, timeout=30, retries=False)
         except urllib3.exceptions.HTTPError as error:
             raise Unreachable(" ".join(str(error).split())) from error
+        status, text = answer.status, answer.data
         text = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
         if path.endswith("/log") and status < 300:
             return status, text
