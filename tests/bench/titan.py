@@ -2,8 +2,8 @@
 # Copyright: the Muster developers
 """torchtitan's side of the GPU rows of docs/performance.md, which has the commands.
 
-Written against pytorch/torchtitan b5bcd76c6 of 2026-08-21 and never run, because no GPU was at hand. The tokens are those of its test set; the
-models and their vocabularies are the published ones."""
+Written against pytorch/torchtitan b5bcd76c6 of 2026-08-21 and never run, because no GPU was at hand. The tokens are those of its test set;
+the models and their vocabularies are the published ones."""
 
 from __future__ import annotations
 
