@@ -116,8 +116,10 @@ def test_the_optimisers_options_are_known(capsys: pytest.CaptureFixture[str]) ->
     update = memory(large, dataclasses.replace(plan, adamw="foreach"), "bf16")
     assert update.gathered == pytest.approx(4 * shape.parameters() / 16, rel=1e-3), "foreach needs the space of another moment"
     argv = ["--model", "llama-3.1-70b", "--instance_type", "p5.48xlarge", "--nodes", "2", "--activation_checkpointing", "full"]
+    argv += ["--train_batch_size", "1", "--gradient_accumulation_steps", "1", "--sharding_strategy", "full"]
+    argv += ["--tensor_parallel_degree", "1", "--pipeline_parallel_degree", "1"]
     plain, moved = (ask(capsys, *argv, *more) for more in ([], ["--moments", "bf16", "--offload", "optimizer"]))
-    assert moved["memory_gib"]["state"] == pytest.approx(plain["memory_gib"]["state"] / 2, rel=0.01)
+    assert moved["memory_gib"]["state"] == pytest.approx(plain["memory_gib"]["state"] / 2, rel=0.02)
     assert moved["tokens_per_s"] < plain["tokens_per_s"]
     assert "--moments bf16 --offload optimizer" in moved["flags"] and "moments" not in plain["flags"]
     assert "--moments bf16 (" in advice(shape, dataclasses.replace(plan, batch=1), "bf16", 80 * GIB)
