@@ -28,6 +28,7 @@ ARROWS: dict[str, set[str]] = {
     "stack": LEAVES | {"node", "hardware"},
     "health": LEAVES | {"node", "hardware"},
     "containers": LEAVES | {"hardware"},
+    "observe": LEAVES,
     "jobs": LEAVES | {"node", "hardware", "slurm", "aws", "stack", "health"},
     "report": LEAVES | {"node", "hardware", "slurm", "aws", "stack", "health"},
 }
