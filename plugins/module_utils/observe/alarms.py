@@ -1,10 +1,10 @@
 # Copyright: the Muster developers
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The alarms: each with its expression, its severity, what a person should do, and the series with which a test makes it fire and stay quiet.
+"""The alarms: each with its expression, its severity, what a person should do, and series on which it fires and on which it stays quiet.
 
-`rules_file` gives Prometheus' rules, `tests_file` promtool's tests of them, `runbooks` the page docs/runbooks.md. `{value}` in an expression
-and `hold` may be changed by a site. All expressions keep the labels `fleet` and `instance`, so that fleets may share one Prometheus.
+`rules_file` gives the rules, `tests_file` the tests of promtool, `runbooks` the page docs/runbooks.md. A site may change `{value}`
+in an expression, and `hold`. All expressions keep the labels `fleet` and `instance`, so that fleets may share one Prometheus.
 """
 
 from __future__ import annotations
@@ -76,7 +76,8 @@ ALARMS = (
         "critical",
         'up{job="node"} == 0',
         "Node {{ $labels.instance }} does not answer.",
-        "Look at the machine's console and its power. If only the exporter is down, start prometheus-node-exporter. Slurm drains a node that is gone; "
+        "Look at the machine's console and its power. If only the exporter is down, start prometheus-node-exporter. "
+        "Slurm drains a node that is gone; "
         "reimage or replace it, then resume it.",
         **over("up", 'job="node"', "0x30", "1x30"),
         hold="2m",
@@ -87,7 +88,8 @@ ALARMS = (
         "warning",
         'up{job!="node"} == 0',
         "The {{ $labels.job }} endpoint of {{ $labels.instance }} cannot be scraped.",
-        "Open the page of targets in Prometheus for the reason: 401 is a wrong password, a failed handshake another certificate. Read the exporter's "
+        "Open the page of targets in Prometheus for the reason: 401 is a wrong password, a failed handshake another "
+        "certificate. Read the exporter's "
         "journal on the node, and run the configure phase of role monitoring again.",
         **over("up", 'job="efa"', "0x30", "1x30"),
         hold="2m",
@@ -111,8 +113,8 @@ ALARMS = (
         "MusterDiskFilling",
         "node",
         "warning",
-        "predict_linear(node_filesystem_avail_bytes{%s}[30m], {value}) < 0 and node_filesystem_avail_bytes / node_filesystem_size_bytes < 0.5"
-        % DISKS,
+        "predict_linear(node_filesystem_avail_bytes{%s}[30m], {value}) < 0 and node_filesystem_avail_bytes / "
+        "node_filesystem_size_bytes < 0.5" % DISKS,
         "{{ $labels.mountpoint }} of {{ $labels.instance }} is full in a few hours when it goes on like this.",
         "Find what writes with `du -xh --max-depth=2 MOUNTPOINT`; keep fewer checkpoints or rotate the log before the disk is full.",
         {
@@ -145,7 +147,8 @@ ALARMS = (
         "warning",
         "node_memory_MemAvailable_bytes / node_memory_MemTotal_bytes < {value}",
         "{{ $labels.instance }} has {{ $value | humanizePercentage }} of its memory left.",
-        "Look at the job's memory with `sstat`; a data loader with many workers is the usual reason. Ask for more memory or for fewer workers.",
+        "Look at the job's memory with `sstat`; a data loader with many workers is the usual reason. Ask for more "
+        "memory or for fewer workers.",
         {series("node_memory_MemAvailable_bytes"): "2x30", series("node_memory_MemTotal_bytes"): "100x30"},
         {series("node_memory_MemAvailable_bytes"): "20x30", series("node_memory_MemTotal_bytes"): "100x30"},
         hold="5m",
@@ -197,7 +200,8 @@ ALARMS = (
         "warning",
         'muster_health_check{check=~"drift.*"} == 0',
         "{{ $labels.instance }} has another {{ $labels.check }} than its manifest says.",
-        "Somebody or an upgrade changed the node. Run `playbooks/provision.yml` with the component in muster_install_again, or reimage the node.",
+        "Somebody or an upgrade changed the node. Run `playbooks/provision.yml` with the component in "
+        "muster_install_again, or reimage the node.",
         **over("muster_health_check", 'check="drift_cuda"', "0x30", "1x30"),
     ),
     Alarm(
@@ -260,7 +264,8 @@ ALARMS = (
         "critical",
         "(time() - muster_training_last_record_time_seconds > {value}) and %s" % RUNNING,
         "Job {{ $labels.job_id }} ({{ $labels.run }}) has made no step for {{ $value | humanizeDuration }}.",
-        "Read the end of the job's output: the trainer's watch names the rank and the phase that it hangs in. Drain the node of that rank and requeue the job.",
+        "Read the end of the job's output: the trainer's watch names the rank and the phase that it hangs in. Drain "
+        "the node of that rank and requeue the job.",
         {training("muster_training_last_record_time_seconds"): "60x60", training("muster_training_running"): "1x60"},
         {training("muster_training_last_record_time_seconds"): "60x60", training("muster_training_running"): "0x60"},
         value=900,
@@ -334,7 +339,8 @@ ALARMS = (
         "warning",
         "rate(node_amazonefa_retrans_pkts[5m]) / (rate(node_amazonefa_tx_pkts[5m]) > 0) > {value}",
         "{{ $labels.device }} of {{ $labels.instance }} sends {{ $value | humanizePercentage }} of its packets again.",
-        "A congested or failing path. Compare the devices of the job's nodes: one bad device points at its instance, all of them at the placement.",
+        "A congested or failing path. Compare the devices of the job's nodes: one bad device points at its instance, "
+        "all of them at the placement.",
         {series("node_amazonefa_retrans_pkts", PORT): "0+600x30", series("node_amazonefa_tx_pkts", PORT): "0+6000x30"},
         {series("node_amazonefa_retrans_pkts", PORT): "0+6x30", series("node_amazonefa_tx_pkts", PORT): "0+60000x30"},
         hold="5m",
@@ -415,7 +421,8 @@ ALARMS = (
         "critical",
         "DCGM_FI_DEV_XID_ERRORS > 0",
         "GPU {{ $labels.gpu }} of {{ $labels.instance }} reported XID {{ $value }}.",
-        "Look the XID up in NVIDIA's catalogue: 48, 64, 74, 79, 94 and 95 need a drain and a reset or a restart; 13 and 31 are errors of the program.",
+        "Look the XID up in NVIDIA's catalogue: 48, 64, 74, 79, 94 and 95 need a drain and a reset or a restart; 13 "
+        "and 31 are errors of the program.",
         **over("DCGM_FI_DEV_XID_ERRORS", GPU, "79x30", "0x30"),
     ),
     Alarm(
@@ -442,7 +449,8 @@ ALARMS = (
         "warning",
         "rate(DCGM_FI_DEV_THERMAL_VIOLATION[5m]) + rate(DCGM_FI_DEV_POWER_VIOLATION[5m]) > {value}",
         "GPU {{ $labels.gpu }} of {{ $labels.instance }} lowers its clock for heat or power.",
-        "One slow GPU slows the whole job. Compare its temperature with its neighbours; drain the node and replace the instance if only it is hot.",
+        "One slow GPU slows the whole job. Compare its temperature with its neighbours; drain the node and replace the "
+        "instance if only it is hot.",
         {series("DCGM_FI_DEV_THERMAL_VIOLATION", GPU): "0+60000000000x30", series("DCGM_FI_DEV_POWER_VIOLATION", GPU): "0x30"},
         {series("DCGM_FI_DEV_THERMAL_VIOLATION", GPU): "5x30", series("DCGM_FI_DEV_POWER_VIOLATION", GPU): "0x30"},
         hold="5m",

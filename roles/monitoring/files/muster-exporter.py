@@ -175,7 +175,7 @@ class Slurm:
         with self.lock:
             if self.clock() - self.asked >= KEEP or not self.answers:
                 with concurrent.futures.ThreadPoolExecutor(len(COMMANDS)) as pool:
-                    self.answers = dict(zip(COMMANDS, pool.map(self.ask, COMMANDS)))
+                    self.answers = dict(pool.map(lambda key: (key, self.ask(key)), COMMANDS))
                 self.asked = self.clock()
                 jobs = self.answers["jobs"]
                 self.jobs = None if jobs is None else {str(job.get("job_id")): (states(job.get("job_state")) or [""])[0] for job in jobs}
