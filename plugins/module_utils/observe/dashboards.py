@@ -9,6 +9,7 @@ Queries contain the variables $fleet and $instance, which `plain` replaces, and 
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import json
 
 RATE = "$__rate_interval"
@@ -369,3 +370,10 @@ def _variables(board):
         every = {"multi": True, "includeAll": True, "allValue": ".*", "current": {"text": "All", "value": "$__all"}}
         out.append({"name": "instance", "type": "query", "datasource": source, "query": asked, "refresh": 2, **every})
     return out
+
+
+def run_charts(name, fleet, now):
+    """What to ask for the report of the run whose folder has this name: {start, end, step, charts}."""
+    begun = datetime.datetime.strptime(name[:16], "%Y%m%dT%H%M%SZ").replace(tzinfo=datetime.timezone.utc).timestamp()
+    # A run that is younger than a minute has no rates yet.
+    return {"start": begun, "end": now, "step": max(5, int((now - begun) / 300)), "charts": charts(fleet)}
