@@ -36,27 +36,27 @@ def hosts(hostvars, groups, openmetrics=False):
         address = known.get("private_ip_address") or known.get("ansible_host") or name
         of = [group for group, members in groups.items() if name in members]
         host = {"name": name, "address": str(address), "groups": of, "first_controller": name == first, "openmetrics": openmetrics}
-        out.append({**host, "instance_type": known.get("instance_type")})
+        out.append({**host, "instance_type": known.get("instance_type"), "rehearses": bool(known.get("muster_rehearsal"))})
     return out
 
 
-def jobs_of(groups, first_controller, openmetrics=False):
-    """The jobs that scrape a host."""
+def jobs_of(groups, first_controller=False, openmetrics=False, rehearses=False):
+    """The jobs that scrape a host. One that rehearses its type has no GPU for DCGM exporter."""
     out = ["node"]
     if first_controller:
         out += ["muster", *(OWN if openmetrics else ())]
-    return out + (["efa"] if "muster_efa" in groups else []) + (["dcgm"] if "muster_gpu" in groups else [])
+    return out + (["efa"] if "muster_efa" in groups else []) + (["dcgm"] if "muster_gpu" in groups and not rehearses else [])
 
 
 def targets(hosts, fleet):
-    """{job: [file_sd entries]}. hosts: [{name, address, groups, first_controller, openmetrics, instance_type}]."""
+    """{job: [file_sd entries]}. hosts: what `hosts` gives."""
     out: dict = {job: [] for job in JOBS}
     for host in sorted(hosts, key=lambda each: each["name"]):
         labels = {"fleet": fleet, "instance": host["name"]}
         if host.get("instance_type"):
             labels["instance_type"] = host["instance_type"]
         address = "[%s]" % host["address"] if ":" in host["address"] else host["address"]
-        for job in jobs_of(host["groups"], host.get("first_controller"), host.get("openmetrics")):
+        for job in jobs_of(host["groups"], host["first_controller"], host["openmetrics"], host["rehearses"]):
             out[job].append({"targets": ["%s:%d" % (address, JOBS[job][0])], "labels": labels})
     return out
 
