@@ -11,7 +11,6 @@ from __future__ import annotations
 import http.server
 import json
 import os
-import re
 import subprocess
 import threading
 import time
@@ -23,7 +22,7 @@ from typed import ROOT, typed
 
 from ansible_collections.muster.fleet.plugins.module_utils.containers.engine import find_engine
 from ansible_collections.muster.fleet.plugins.module_utils.containers.fleet import Fleet as Containers
-from ansible_collections.muster.fleet.plugins.module_utils.observe import alarms, dashboards
+from ansible_collections.muster.fleet.plugins.module_utils.observe import alarms
 from ansible_collections.muster.fleet.plugins.module_utils.paths import cache_dir, state_dir
 
 pytestmark = pytest.mark.engine
@@ -87,7 +86,9 @@ class Fleet:
 
     def play(self, playbook: str, *extra: str, **variables: object) -> subprocess.CompletedProcess:
         given = {"muster_fleet": NAME, "muster_monitoring": True, "muster_components": COMPONENTS, **self.settings, **variables}
-        done = typed([".venv/bin/ansible-playbook", playbook, "-i", str(self.inventory), "-e", json.dumps(given), *extra], self.env, timeout=1200)
+        done = typed(
+            [".venv/bin/ansible-playbook", playbook, "-i", str(self.inventory), "-e", json.dumps(given), *extra], self.env, timeout=1200
+        )
         with (self.folder / "output.txt").open("a") as output:
             output.write(done.stdout)
         return done
@@ -155,6 +156,10 @@ def has_its_text(fleet: Fleet, alarm: str) -> dict:
 
 def test_every_target_is_scraped(fleet: Fleet) -> None:
     up = {(each["metric"]["job"], each["metric"]["instance"]): each["value"][1] for each in fleet.query("up")}
-    wanted = {("node", node) for node in NODES} | {("muster", "controller-1"), ("prometheus", "controller-1"), ("alertmanager", "controller-1")}
+    wanted = {("node", node) for node in NODES} | {
+        ("muster", "controller-1"),
+        ("prometheus", "controller-1"),
+        ("alertmanager", "controller-1"),
+    }
     wanted |= {("efa", "compute-1")}  # DCGM exporter needs a GPU
     assert up == dict.fromkeys(wanted, "1")

@@ -148,3 +148,14 @@ def test_what_leaves_its_host_has_tls_and_a_password() -> None:
         assert (
             "basic_auth" in each and each["scheme"] == "https" and each["tls_config"]["server_name"] == "f.muster.internal"
         ) is not plain, each
+
+
+def test_kubernetes_and_aws_have_the_same_alarms() -> None:
+    objects = list(yaml.safe_load_all((ROOT / "kubernetes/monitoring/muster.yaml").read_text()))
+    assert [each["kind"] for each in objects] == ["ServiceMonitor", "ServiceMonitor", "PrometheusRule"]
+    assert objects[2]["spec"]["groups"] == alarms.groups()
+    template = yaml.safe_load((ROOT / "cloudformation/observability.yaml").read_text())
+    assert json.loads(template["Resources"]["Alarms"]["Properties"]["Data"])["groups"] == alarms.groups()
+    tells = template["Resources"]["Prometheus"]["Properties"]["AlertManagerDefinition"]["Fn::Sub"]
+    [inner] = [yaml.safe_load(tells)["alertmanager_config"]]
+    assert json.loads(inner)["receivers"][0]["sns_configs"][0]["topic_arn"] == "${Topic}"

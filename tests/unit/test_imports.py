@@ -24,7 +24,7 @@ ARROWS: dict[str, set[str]] = {
     "node": LEAVES,
     "hardware": LEAVES,
     "slurm": LEAVES | {"node", "hardware"},
-    "aws": LEAVES | {"node", "hardware"},
+    "aws": LEAVES | {"node", "hardware", "observe"},
     "stack": LEAVES | {"node", "hardware"},
     "health": LEAVES | {"node", "hardware"},
     "containers": LEAVES | {"hardware"},

@@ -247,18 +247,18 @@ def _job(folder: Path, job: str, notes: list[str]) -> list[dict[str, Any]]:
 
 
 def _metrics(folder: Path, notes: list[str]) -> list[dict[str, Any]]:
-    """Return what Prometheus knew of the time of the run, as {title, unit, series: [{label, points}]}; points are [seconds since 1970, value]."""
+    """Return what Prometheus knew of the time of the run: {title, unit, series: [{label, points: [[seconds since 1970, value]]}]}."""
     charts = []
     for chart in _document(folder, "metrics.json", notes).get("charts") or []:
-        series = [
-            {
-                "label": " ".join(str(value) for _key, value in sorted(one["labels"].items())),
-                "points": [p for p in one["points"] if p[1] is not None],
-            }
-            for one in chart["series"]
-        ]
-        charts.append({"title": chart["title"], "unit": chart["unit"], "series": [one for one in series if one["points"]]})
-    return [chart for chart in charts if chart["series"]]
+        series = []
+        for one in chart["series"]:
+            label = " ".join(str(value) for _key, value in sorted(one["labels"].items()))
+            points = [point for point in one["points"] if point[1] is not None]
+            if points:
+                series.append({"label": label, "points": points})
+        if series:
+            charts.append({"title": chart["title"], "unit": chart["unit"], "series": series})
+    return charts
 
 
 def _timings(events: Iterable[dict[str, Any]], keys: Iterable[str]) -> list[dict[str, Any]]:
