@@ -11,6 +11,7 @@ from __future__ import annotations
 import http.server
 import json
 import os
+import re
 import subprocess
 import threading
 import time
@@ -22,7 +23,7 @@ from typed import ROOT, typed
 
 from ansible_collections.muster.fleet.plugins.module_utils.containers.engine import find_engine
 from ansible_collections.muster.fleet.plugins.module_utils.containers.fleet import Fleet as Containers
-from ansible_collections.muster.fleet.plugins.module_utils.observe import alarms
+from ansible_collections.muster.fleet.plugins.module_utils.observe import alarms, dashboards
 from ansible_collections.muster.fleet.plugins.module_utils.paths import cache_dir, state_dir
 
 pytestmark = pytest.mark.engine
@@ -31,7 +32,38 @@ NAME = "observe"
 NODES = ("controller-1", "compute-1", "compute-2")
 COMPONENTS = ["common", "slurm", "efa_exporter", "monitoring"]
 WATCH = "python3 /usr/lib/muster/muster-watch"
-LOGS = "/fsx/muster/observed"
+LOGS = "/fsx/observed"
+RECORDED = ROOT / "tests/fixtures/run/local/20261121T105130Z/jobs/train/train.jsonl"
+# A job that writes the recorded log of a training as if it made its steps now. With STOP it hangs, with NAN its loss breaks.
+REPLAY = """
+import datetime, json, os, sys, time
+folder, mode = sys.argv[1:]
+os.makedirs(folder, exist_ok=True)
+records = [json.loads(line) for line in open("%(logs)s/recorded.jsonl")]
+def write(record):
+    now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    with open(folder + "/train.jsonl", "a") as file:
+        file.write(json.dumps({**record, "time": now}) + "\\n")
+with open(folder + "/goodput.json", "w") as file:
+    json.dump({"schema": "muster.goodput/1", "summary": {"goodput": 0.93, "wall": 100.0}}, file)
+for record in records[:25]:
+    write({**record, "mfu": 0.41, "data_share": 0.01} if "loss" in record else record)
+    time.sleep(0.1)
+write({"event": "checkpoint", "step": 20, "path": folder, "seconds": 0.5, "world_size": 2})
+while mode != "STOP":
+    broken = mode == "NAN" and not os.path.exists(folder + "/mended")
+    write({**records[20], "step": 21, "loss": None if broken else 2.5, "mfu": 0.41, "data_share": 0.01})
+    time.sleep(1)
+time.sleep(600)
+""" % {"logs": LOGS}
+# Many queries in one process: Slurm's nodes have no cores to spare.
+ASK = """
+import importlib.machinery, importlib.util, json, sys
+loader = importlib.machinery.SourceFileLoader("watch", "/usr/lib/muster/muster-watch")
+watch = importlib.util.module_from_spec(importlib.util.spec_from_loader("watch", loader))
+loader.exec_module(watch)
+print(json.dumps([watch.ask("query", query=each)["result"] for each in json.load(open("/run/queries.json"))]))
+"""
 TEXTFILES = "/var/lib/prometheus/node-exporter"
 # Alarms that a test waits for hold for seconds instead of minutes.
 QUICK = {
@@ -105,9 +137,23 @@ class Fleet:
         assert done.code == 0, done
         return done.stdout.strip()
 
+    def queries(self, expressions: list[str]) -> list[list[dict]]:
+        """The results of expressions."""
+        self.put("controller-1", "/run/queries.json", json.dumps(expressions))
+        self.put("controller-1", "/run/ask.py", ASK)
+        return json.loads(self.sh("controller-1", "python3 /run/ask.py"))
+
     def query(self, expression: str) -> list[dict]:
-        found = self.sh("controller-1", "exec %s query \"$(cat <<'EOF'\n%s\nEOF\n)\"" % (WATCH, expression))
-        return json.loads(found)
+        return self.queries([expression])[0]
+
+    def train(self, mode: str) -> str:
+        """The number of a job that runs on a compute node and writes a log."""
+        self.put("controller-1", f"{LOGS}/replay.py", REPLAY)
+        self.put("controller-1", f"{LOGS}/recorded.jsonl", RECORDED.read_text())
+        self.sh("controller-1", f"chown -R muster {LOGS}")
+        wrap = f"exec python3 {LOGS}/replay.py {LOGS}/checkpoints-$SLURM_JOB_ID {mode}"
+        submit = f"cd {LOGS} && sbatch --parsable --mem=64 --nodelist=compute-1 --wrap='{wrap}'"
+        return self.sh("controller-1", f"runuser -u muster -- sh -c {json.dumps(submit).replace('$', chr(92) + '$')}")
 
     def put(self, node: str, path: str, text: str) -> None:
         self.sh(node, "mkdir -p $(dirname %s); cat >%s.new <<'EOF'\n%s\nEOF\nmv %s.new %s" % (path, path, text.rstrip("\n"), path, path))
@@ -163,3 +209,169 @@ def test_every_target_is_scraped(fleet: Fleet) -> None:
     }
     wanted |= {("efa", "compute-1")}  # DCGM exporter needs a GPU
     assert up == dict.fromkeys(wanted, "1")
+
+
+@pytest.fixture(scope="module")
+def busy(fleet: Fleet) -> str:
+    """The number of a job that trains, on a fleet whose nodes have results of health checks."""
+    job = fleet.train("ON")
+    for node in NODES:
+        fleet.put(node, f"{TEXTFILES}/muster_health.prom", health(xid=1))
+    wait_for("a second checkpoint of nothing but data", lambda: fleet.query(f'muster_training_step{{job_id="{job}"}} > 20'))
+    # Rates need two scrapes in their time.
+    time.sleep(20)
+    return job
+
+
+def health(**checks: int) -> str:
+    """What node_health leaves for node exporter."""
+    lines = [f'muster_health_check{{check="{name}",severity="critical"}} {value}' for name, value in checks.items()]
+    lines += [f'muster_health_check_seconds{{check="{name}"}} 0.1' for name in checks]
+    return "\n".join([*lines, f'muster_health_run_timestamp_seconds{{level="light"}} {time.time():.3f}']) + "\n"
+
+
+def test_every_query_of_every_panel_has_data(fleet: Fleet, busy: str) -> None:
+    asked = dashboards.queries()
+    results = fleet.queries([dashboards.plain(expression, NAME, "20s") for _board, _panel, expression in asked])
+    without = {
+        (board.uid, panel.title) for (board, panel, _expression), found in zip(asked, results, strict=True) if not found and not panel.empty
+    }
+    cannot = {(board.uid, panel.title) for board, panel, expression in asked if dashboards.absent(expression)}
+    # A panel of what this hardware cannot have is empty, or counts none.
+    assert without <= cannot, without - cannot
+    assert len(asked) - len(cannot) > 50
+
+
+def test_every_rule_is_evaluated_on_data(fleet: Fleet, busy: str) -> None:
+    assert fleet.sh("controller-1", f"{WATCH} rules") == f"all {len(alarms.ALARMS)} rules are evaluated"
+    names = sorted({name for alarm in alarms.ALARMS for name in re.findall(r"\b([a-zA-Z]\w*_\w+|up)\b(?=[{\[ ]|$)", alarm.expression())})
+    names = [name for name in names if name not in ("max_over_time", "predict_linear")]
+    results = fleet.queries([f"count({name})" for name in names])
+    missing = {name for name, found in zip(names, results, strict=True) if not found}
+    assert missing == {name for name in names if dashboards.absent(name)}
+    assert len(names) > 40
+
+
+def test_promtool_finds_each_alarm_firing_and_quiet(fleet: Fleet) -> None:
+    fleet.put("controller-1", "/run/rules/muster.rules.yml", alarms.rules_file())
+    fleet.put("controller-1", "/run/rules/tests.yml", alarms.tests_file())
+    said = fleet.sh("controller-1", "cd /run/rules && promtool check rules muster.rules.yml && promtool test rules tests.yml 2>&1")
+    assert f"{len(alarms.ALARMS)} rules found" in said and said.count("SUCCESS") == 2
+    # The control: an alarm that never fires is found.
+    broken = alarms.rules_file().replace("muster_slurm_up == 0", "muster_slurm_up == 7")
+    fleet.put("controller-1", "/run/rules/muster.rules.yml", broken)
+    assert "MusterSlurmctldDown fires" in fleet.run("controller-1", "cd /run/rules && promtool test rules tests.yml 2>&1").stdout
+    assert "SUCCESS" in fleet.sh("controller-1", "promtool check config /etc/prometheus/prometheus.yml")
+
+
+def test_a_counter_of_efa_that_rises_reaches_prometheus(fleet: Fleet) -> None:
+    counter = "/run/muster-rehearsal/sys/class/infiniband/*/ports/1/hw_counters/tx_bytes"
+    fleet.sh("compute-1", f"for each in {counter}; do echo 4000000000 >$each; done")
+    wait_for("the counter", lambda: [each for each in fleet.query("sum(node_amazonefa_tx_bytes)") if float(each["value"][1]) == 32 * 4e9])
+
+
+def test_node_down(fleet: Fleet) -> None:
+    fleet.containers().set_state("killed", ["compute-2"])
+    heard = has_its_text(fleet, "MusterNodeDown")
+    assert heard["instance"] == "compute-2" and heard["summary"] == "Node compute-2 does not answer."
+    fleet.containers().set_state("started", ["compute-2"])
+    told(fleet, "MusterNodeDown", "resolved")
+
+
+def test_disk_full(fleet: Fleet) -> None:
+    fleet.sh("compute-1", "dd if=/dev/zero of=/scratch/fill bs=1M count=63 2>&1")
+    heard = has_its_text(fleet, "MusterDiskFull")
+    assert (heard["instance"], heard["mountpoint"]) == ("compute-1", "/scratch")
+    fleet.sh("compute-1", "rm /scratch/fill")
+    told(fleet, "MusterDiskFull", "resolved")
+
+
+def test_slurmctld_down(fleet: Fleet) -> None:
+    fleet.sh("controller-1", "systemctl stop slurmctld")
+    try:
+        assert has_its_text(fleet, "MusterSlurmctldDown")["instance"] == "controller-1"
+    finally:
+        fleet.sh("controller-1", "systemctl start slurmctld")
+    told(fleet, "MusterSlurmctldDown", "resolved")
+
+
+def test_job_stuck(fleet: Fleet) -> None:
+    job = fleet.train("STOP")
+    heard = has_its_text(fleet, "MusterJobStuck")
+    assert (heard["job_id"], heard["run"]) == (job, "observed")
+    fleet.sh("controller-1", f"scancel {job}")
+    told(fleet, "MusterJobStuck", "resolved")
+
+
+def test_loss_not_finite(fleet: Fleet) -> None:
+    job = fleet.train("NAN")
+    assert has_its_text(fleet, "MusterLossNotFinite")["job_id"] == job
+    fleet.sh("controller-1", f"touch {LOGS}/checkpoints-{job}/mended")
+    told(fleet, "MusterLossNotFinite", "resolved")
+    fleet.sh("controller-1", f"scancel {job}")
+
+
+def test_health_check_failed(fleet: Fleet) -> None:
+    fleet.put("compute-1", f"{TEXTFILES}/muster_health.prom", health(xid=0))
+    heard = has_its_text(fleet, "MusterCheckFailed")
+    assert (heard["check"], heard["instance"]) == ("xid", "compute-1")
+    fleet.put("compute-1", f"{TEXTFILES}/muster_health.prom", health(xid=1))
+    told(fleet, "MusterCheckFailed", "resolved")
+
+
+def test_another_password_is_named(fleet: Fleet) -> None:
+    web = "/etc/prometheus/muster/web.yml"
+    other = "$2b$10$abcdefghijklmnopqrstuuG1b1V2a3b4c5d6e7f8g9h0i1j2k3l4m5n"
+    fleet.sh("compute-2", f"""cp -p {web} /run/web.yml; sed -i 's/"muster": "[^"]*/"muster": "{other}/' {web}""")
+    try:
+        asked = f"{WATCH} targets --expected 7"
+        found = wait_for("the refusal", lambda: (done := fleet.run("controller-1", asked)).code and done)
+        assert "node of compute-2 (server returned HTTP status 401 Unauthorized)" in found.stderr + found.stdout
+    finally:
+        fleet.sh("compute-2", f"cp -p /run/web.yml {web}")
+    wait_for("all targets", lambda: fleet.run("controller-1", asked).code == 0)
+
+
+def test_prometheus_killed_loses_nothing(fleet: Fleet) -> None:
+    before = float(fleet.query('count_over_time(up{job="node",instance="compute-1"}[1h])')[0]["value"][1])
+    for unit in ("prometheus", "muster-exporter", "prometheus-node-exporter"):
+        fleet.sh("controller-1", f"systemctl kill --signal=KILL {unit}")
+    wait_for("all targets", lambda: fleet.run("controller-1", f"{WATCH} targets --expected 7").code == 0)
+    after = float(fleet.query('count_over_time(up{job="node",instance="compute-1"}[1h])')[0]["value"][1])
+    assert after > before
+
+
+def test_second_converge_changes_nothing(fleet: Fleet) -> None:
+    done = fleet.play("playbooks/provision.yml")
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert dict(re.findall(r"^(\S+) +: ok=\d+ +changed=(\d+)", done.stdout, re.MULTILINE)) == dict.fromkeys(("localhost", *NODES), "0")
+
+
+def test_the_report_draws_the_run(fleet: Fleet) -> None:
+    done = fleet.play("playbooks/parts/metrics.yml", muster_run_dir=str((fleet.folder / "runs" / NAME / "latest").resolve()))
+    assert done.returncode == 0, done.stdout[-3000:]
+    charts = json.loads((fleet.folder / "runs" / NAME / "latest/metrics.json").read_text())["charts"]
+    assert {chart["title"] for chart in charts if chart["series"]} >= {
+        "CPU that works",
+        "Memory in use",
+        "Network sent",
+        "Speed of trainings",
+    }
+
+
+def test_a_receiver_that_there_is_not_changes_nothing(fleet: Fleet) -> None:
+    done = fleet.play("playbooks/provision.yml", monitoring_receivers=[{"kind": "pager"}])
+    assert done.returncode != 0
+    assert "There is no receiver of kind pager (monitoring_receivers); the kinds are webhook, slack, sns, email." in done.stdout
+
+
+def test_the_password_is_nowhere_else(fleet: Fleet) -> None:
+    word = (fleet.state / "secrets/metrics-password").read_text().split()[0]
+    search = f"printf %s {word} >/run/needle; grep -rlF -f /run/needle /etc /var/log /usr/lib/muster 2>/dev/null; rm /run/needle"
+    for node in NODES:
+        places = {"/etc/prometheus/muster/password", "/etc/muster/metrics/password"}
+        assert set(fleet.sh(node, f"{{ {search}; }} || true").split()) == places
+        assert fleet.sh(node, f"{{ ps ax -o args; journalctl --no-pager; }} | grep -cF {word} || true") == "0"
+    for file in (fleet.folder / "runs").rglob("*"):
+        assert not file.is_file() or word not in file.read_text(errors="replace")
+    assert word not in (fleet.folder / "output.txt").read_text()

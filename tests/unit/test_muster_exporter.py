@@ -120,6 +120,18 @@ def test_nodes_jobs_and_scheduler(exporter: ModuleType) -> None:
     assert (found["muster_slurm_dbd_queue_size"], found["muster_slurm_jobs_started_total"]) == (3, 7)
 
 
+def test_what_slurm_24_11_really_says(exporter: ModuleType) -> None:
+    read = {name: json.loads((FIXTURES / "slurm" / f"{name}.json").read_text()) for name in ("scontrol_nodes", "sdiag")}
+    run = answering(scontrol=read["scontrol_nodes"], squeue={"jobs": []}, sdiag=read["sdiag"])
+    found = samples(exporter.Slurm(run, lambda: NOW).collect())
+    assert (found["muster_slurm_up"], found['muster_slurm_nodes{state="idle"}'], found['muster_slurm_node_gpus{node="compute-1"}']) == (
+        1,
+        2,
+        8,
+    )
+    assert {"muster_slurm_server_threads", "muster_slurm_dbd_queue_size", "muster_slurm_backfill_cycle_microseconds"} <= set(found)
+
+
 @pytest.mark.parametrize(
     "answer",
     [1, "no JSON", "[]", subprocess.TimeoutExpired("scontrol", 8), FileNotFoundError("scontrol")],
