@@ -14,7 +14,8 @@ from types import ModuleType
 
 import pytest
 
-from ansible_collections.muster.fleet.plugins.module_utils.containers import rehearsal, stand_in
+from ansible_collections.muster.fleet.plugins.module_utils.containers import rehearsal
+from ansible_collections.muster.fleet.plugins.module_utils.containers.stand_ins import system as stand_in
 from ansible_collections.muster.fleet.plugins.module_utils.observe import muster_endpoint
 
 ROOT = Path(__file__).parents[2]
