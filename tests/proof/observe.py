@@ -23,6 +23,7 @@ from typed import ROOT, typed
 
 from ansible_collections.muster.fleet.plugins.module_utils.containers.engine import find_engine
 from ansible_collections.muster.fleet.plugins.module_utils.containers.fleet import Fleet as Containers
+from ansible_collections.muster.fleet.plugins.module_utils.health import formats
 from ansible_collections.muster.fleet.plugins.module_utils.observe import alarms, dashboards
 from ansible_collections.muster.fleet.plugins.module_utils.paths import cache_dir, state_dir
 
@@ -226,10 +227,11 @@ def busy(fleet: Fleet) -> str:
 
 
 def health(**checks: int) -> str:
-    """What node_health leaves for node exporter."""
-    lines = [f'muster_health_check{{check="{name}",severity="critical"}} {value}' for name, value in checks.items()]
-    lines += [f'muster_health_check_seconds{{check="{name}"}} 0.1' for name in checks]
-    return "\n".join([*lines, f'muster_health_run_timestamp_seconds{{level="light"}} {time.time():.3f}']) + "\n"
+    """What muster-health leaves for node exporter."""
+    records = [
+        {"check": name, "status": "passed" if good else "failed", "severity": "critical", "seconds": 0.1} for name, good in checks.items()
+    ]
+    return formats.prometheus(records, "light", time.time())
 
 
 def test_every_query_of_every_panel_has_data(fleet: Fleet, busy: str) -> None:
