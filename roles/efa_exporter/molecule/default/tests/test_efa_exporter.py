@@ -34,7 +34,7 @@ def test_nobody_without_the_password_is_answered(host):
 
 def test_it_has_no_rights(host):
     shown = dict(line.split("=", 1) for line in host.check_output("systemctl show muster-efa-exporter").splitlines() if "=" in line)
-    assert (shown["DynamicUser"], shown["NoNewPrivileges"], shown["ProtectSystem"], shown["CapabilityBoundingSet"]) == (
+    assert (shown["DynamicUser"], shown["NoNewPrivileges"], shown["ProtectSystem"], shown.get("CapabilityBoundingSet", "")) == (
         "yes",
         "yes",
         "strict",
