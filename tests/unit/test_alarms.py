@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""The alarms as data, a site's changes, receivers, and what Prometheus scrapes. Proof observe runs them on a real Prometheus."""
+"""The alarms as data, a site's changes, receivers, and what Prometheus scrapes. A fleet runs them on a real Prometheus."""
 
 from __future__ import annotations
 

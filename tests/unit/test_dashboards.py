@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""The dashboards as data and as the JSON of Grafana. Proof observe runs each query against a real Prometheus."""
+"""The dashboards as data and as the JSON of Grafana. A fleet runs each query against a real Prometheus."""
 
 from __future__ import annotations
 
