@@ -182,7 +182,7 @@ def run(argv: Sequence[str]) -> int:
     # Compile without generating code, which takes half a minute a block.
     Block.compile = lambda self, **options: torch.nn.Module.compile(self, backend="aot_eager", **options)  # type: ignore[method-assign]
     # Each step sends other numbers of tokens to an expert, which must compile nothing again.
-    torch._dynamo.config.recompile_limit, torch._dynamo.config.fail_on_recompile_limit_hit = 4, True
+    torch._dynamo.config.recompile_limit, torch._dynamo.config.fail_on_recompile_limit_hit = 2, True
     join(ranks, "gloo", PATIENCE)
     for name, (model, more, precisions) in json.loads(argv[0]).items():
         if ranks.world_size > 1:
