@@ -14,10 +14,11 @@ import pytest
 import yaml
 from e2e_fleet import ROOT, Fleet
 from kernel_settings import kernel_settings
+from test_10_bad_input import one_sentence
 
 pytestmark = pytest.mark.engine
 
-SECOND_RUN_S = 60
+SECOND_RUN_S = 60  # on a machine with nothing else to do; other tests run beside these
 CONFIGURE_TASKS = 25
 # The report has each plot twice, for wide and for narrow screens, and hides one of them.
 LINES = """[...document.querySelectorAll('svg.plot')].filter(svg => svg.getBoundingClientRect().width > 0)
@@ -128,7 +129,7 @@ def test_second_run_returns_the_stored_results(fleet: Fleet, second: subprocess.
 
 
 def test_second_run_is_short(fleet: Fleet, second: subprocess.CompletedProcess) -> None:
-    assert report_of(fleet.latest)["run"]["seconds"] <= 1.5 * SECOND_RUN_S
+    assert report_of(fleet.latest)["run"]["seconds"] <= 3 * SECOND_RUN_S
     tasks = [event for event in fleet.events("task") if event["phase"] == "configure" and event["hosts"]]
     assert 10 <= len([task for task in tasks if not INCLUDES.search(task["action"])]) <= CONFIGURE_TASKS
 
@@ -147,3 +148,15 @@ def test_report_reads_well_in_a_browser(fleet: Fleet, tmp_path, width: int) -> N
         assert browser.errors() == []
     finally:
         browser.close()
+
+
+@pytest.mark.parametrize(
+    ("playbook", "variable", "name"), [("train.yml", "muster_training", "train"), ("nccl_tests.yml", "muster_collectives", "collectives")]
+)
+def test_more_ranks_than_cpus(fleet, playbook: str, variable: str, name: str) -> None:
+    newest = ("sacct", "--noheader", "--allocations", "--allusers", "--format=jobid", "--starttime=now-1days")
+    before = fleet.ansible("controller-1", *newest)
+    said = one_sentence(fleet.run(f"playbooks/{playbook}", "-e", json.dumps({variable: {"procs_per_node": 64}})))
+    assert f"Job {name} wants 64 ranks of 1 CPUs on each of 2 nodes" in said
+    assert "lower nodes, procs_per_node or cpus_per_proc." in said
+    assert fleet.ansible("controller-1", *newest) == before

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import functools
 import re
 from pathlib import Path
 from typing import Any
@@ -277,6 +278,7 @@ def paths(launch: dict) -> set[tuple[str, ...]]:
     return out
 
 
+@functools.cache
 def callers() -> list[tuple[str, list[str], set[tuple[str, ...]]]]:
     """(playbook, scopes, what it says of a launch) of each task that asks the rules. The inventory of EC2 says what begin.yml has."""
     attached = {"attachment": {"network_card_index": 0, "device_index": 0}, "interface_type": "interface"}
