@@ -4,12 +4,14 @@
 """Writes cloudformation/: templates under the file names of the AWS reference, from the catalogue and plugins/module_utils/aws/.
 
 With --check nothing is written; the exit code says whether the templates are current. --batch TYPE prints the template of Batch for any
-other type. --publish s3://BUCKET/PREFIX copies all to a bucket and prints links that open them in CloudFormation's console.
+other type, --policy the policy of IAM for cloud.yml.
+--publish s3://BUCKET/PREFIX copies all to a bucket and prints links that open them in CloudFormation's console.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import urllib.parse
 from collections.abc import Callable
@@ -21,7 +23,7 @@ import yaml
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "collections"))
 
-from ansible_collections.muster.fleet.plugins.module_utils.aws import template_batch, template_storage, template_vpc
+from ansible_collections.muster.fleet.plugins.module_utils.aws import permissions, plan, template_batch, template_storage, template_vpc
 from ansible_collections.muster.fleet.plugins.module_utils.hardware.catalogue import CatalogueError
 
 HEAD = "# Made by tools/cloudformation.py; `make docs` writes it anew. docs/architectures.md says how to use it.\n"
@@ -37,7 +39,7 @@ FILES: dict[str, Callable[[], dict[str, Any]]] = {
 }
 
 
-class Dumper(yaml.SafeDumper):
+class Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
     """Scripts stand as blocks, and nothing refers to another part of the file."""
 
     def ignore_aliases(self, data: Any) -> bool:
@@ -76,10 +78,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--check", action="store_true", help="write nothing")
     parser.add_argument("--batch", metavar="TYPE", help="print the template of Batch for an instance type")
+    parser.add_argument("--policy", action="store_true", help="print the policy of IAM that cloud.yml needs")
     parser.add_argument("--publish", metavar="s3://BUCKET/PREFIX", help="copy the templates to a bucket and print their links")
     options = parser.parse_args()
     if options.publish:
         return publish(options.publish)
+    if options.policy:
+        print(json.dumps(permissions.policy(plan.MADE_HERE), indent=1))
+        return 0
     if options.batch:
         try:
             print(text_of(template_batch.build(options.batch)), end="")

@@ -31,7 +31,7 @@ BATCH = {
 
 
 def read(name: str) -> dict[str, Any]:
-    return yaml.safe_load((FOLDER / name).read_text())
+    return yaml.load((FOLDER / name).read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
 
 def of_kind(template: dict[str, Any], kind: str) -> list[dict[str, Any]]:

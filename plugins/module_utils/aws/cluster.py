@@ -15,7 +15,7 @@ from ansible_collections.muster.fleet.plugins.module_utils.basics import nearest
 from ansible_collections.muster.fleet.plugins.module_utils.hardware import catalogue
 
 SCHEMA = "muster.cluster/1"
-# Kind -> the part that makes its nodes; vpc, s3 and fsx come before it.
+# Kind -> the part that makes its nodes; vpc, s3 and fsx come before it. plan.parts() refuses those that no role makes yet.
 KINDS = {
     "ec2": "ec2",
     "batch": "batch",
@@ -151,6 +151,8 @@ def load(data):
     found["vpc"] = _vpc(found, where)
     found["storage"] = _storage(found, where)
     found["setup"] = filled(found["setup"], SETUP, "%s: setup" % where)
+    if not re.fullmatch(r"|s3://[a-z0-9.-]{3,63}/[\w./-]+\.tar\.gz", found["setup"]["collection"]):
+        raise ClusterError("%s: setup.collection must be s3://BUCKET/FILE.tar.gz, not %s." % (where, found["setup"]["collection"]))
     found["users"] = [_user(each, where) for each in found["users"]]
     if not found["nodes"]:
         raise ClusterError("%s has no node groups; add one to nodes." % where)
