@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""`python -m trainer.labs.notebooks`: makes notebooks of the lessons' texts and runs every cell, without Jupyter."""
+"""`python -m trainer.tests.notebooks`: makes notebooks of the lessons' texts and runs every cell, without Jupyter."""
 
 import contextlib
 import io
@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-LABS = Path(__file__).parent
+LABS = Path(__file__).parents[1] / "labs"
 LESSONS = ("data_parallel", "model_parallel")
 
 
