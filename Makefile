@@ -11,8 +11,8 @@ setup: ## system packages and .venv; MUSTER_NO_INSTALL=1 only says what is missi
 	@tools/setup.sh
 
 # Users of the nodes read what it makes for them: the hosts file and /fsx. Secrets set their own modes, in a state folder of mode 0700.
-site: setup ## fleet up, proved, trained on: make site [FLEET=name] [COMPUTE=4] [TYPE=p5.48xlarge] [SHRINK=1] [RERUN=1]
-	umask 022; $(BIN)/ansible-playbook site.yml $(if $(FLEET),-e muster_fleet='$(FLEET)') $(if $(COMPUTE),-e muster_local_compute='$(COMPUTE)') $(if $(TYPE),-e muster_local_type='$(TYPE)') $(if $(SHRINK),-e muster_local_shrink='$(SHRINK)') $(if $(RERUN),-e muster_rerun='$(RERUN)')
+site: setup ## fleet up, proved, trained on: make site [FLEET=name] [COMPUTE=4] [TYPE=p5.48xlarge] [SHRINK=1] [RERUN=1] [MONITORING=1]
+	umask 022; $(BIN)/ansible-playbook site.yml $(if $(FLEET),-e muster_fleet='$(FLEET)') $(if $(COMPUTE),-e muster_local_compute='$(COMPUTE)') $(if $(TYPE),-e muster_local_type='$(TYPE)') $(if $(SHRINK),-e muster_local_shrink='$(SHRINK)') $(if $(RERUN),-e muster_rerun='$(RERUN)') $(if $(MONITORING),-e muster_monitoring='$(MONITORING)')
 
 down: setup ## removes the fleet and nothing else: make down [FLEET=name]
 	$(BIN)/ansible-playbook playbooks/local_down.yml $(if $(FLEET),-e muster_fleet='$(FLEET)')
@@ -49,12 +49,13 @@ proofs: setup ## the slow tests whose records do not hold: make proofs [DUE=1] [
 bench: setup ## measures ratios and writes docs/performance.md: make bench [ONLY="converge adding"] [PEERS=folder]
 	PEERS='$(PEERS)' $(BIN)/python -m tests.bench $(ONLY)
 
-docs: setup ## what is generated: the variable tables of the roles' READMEs, the catalogue of instance types, docs/efa.md, the manifests in kubernetes/, cloudformation/, the table of proofs
+docs: setup ## what is generated: the variable tables of the roles' READMEs, the catalogue of instance types, docs/efa.md, the manifests in kubernetes/, cloudformation/, runbooks and dashboards, the table of proofs
 	$(BIN)/python tools/role_readmes.py
 	$(BIN)/python tools/catalogue.py
 	$(BIN)/python tools/efa_doc.py
 	$(BIN)/python tools/kubernetes_manifests.py
 	$(BIN)/python tools/cloudformation.py
+	$(BIN)/python tools/observe.py
 	$(BIN)/python tests/proofs.py table --write
 
 stack-sums: setup ## fetches what a stack names, checks it, prints the lines to commit: make stack-sums [STACK=aws-2026.11]

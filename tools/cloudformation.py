@@ -23,7 +23,7 @@ import yaml
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "collections"))
 
-from ansible_collections.muster.fleet.plugins.module_utils.aws import permissions, plan, template_batch, template_storage, template_vpc
+from ansible_collections.muster.fleet.plugins.module_utils.aws import permissions, plan, template_batch, template_observe, template_storage, template_vpc
 from ansible_collections.muster.fleet.plugins.module_utils.hardware.catalogue import CatalogueError
 
 HEAD = "# Made by tools/cloudformation.py; `make docs` writes it anew. docs/architectures.md says how to use it.\n"
@@ -32,6 +32,7 @@ FILES: dict[str, Callable[[], dict[str, Any]]] = {
     "1.vpc-multi-az.yaml": template_vpc.several_zones,
     "2.vpc-one-az.yaml": template_vpc.one_zone,
     "fsx.yaml": template_storage.file_systems,
+    "observability.yaml": template_observe.observability,
     "0.aws-batch-distributed-training.yaml": lambda: template_batch.build("p4d.24xlarge", vpc_stack="LargeScaleVPC"),
     "0.aws-batch-distributed-training-p5.yaml": lambda: template_batch.build("p5.48xlarge"),
     "aws-batch-distributed-training-p6.yaml": lambda: template_batch.build("p6-b200.48xlarge"),

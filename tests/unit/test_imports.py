@@ -24,10 +24,11 @@ ARROWS: dict[str, set[str]] = {
     "node": LEAVES,
     "hardware": LEAVES,
     "slurm": LEAVES | {"node", "hardware"},
-    "aws": LEAVES | {"node", "hardware"},
+    "aws": LEAVES | {"node", "hardware", "observe"},
     "stack": LEAVES | {"node", "hardware"},
     "health": LEAVES | {"node", "hardware"},
     "containers": LEAVES | {"hardware"},
+    "observe": LEAVES,
     "jobs": LEAVES | {"node", "hardware", "slurm", "aws", "stack", "health"},
     "report": LEAVES | {"node", "hardware", "slurm", "aws", "stack", "health"},
 }
