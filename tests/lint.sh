@@ -14,6 +14,12 @@ check() {
 # A stub archive stands for a vendor's source, whose scripts follow the vendor's rules.
 mapfile -t scripts < <(git ls-files --cached --others --exclude-standard '*.sh' '.ci/run' ':!.config/molecule/stub_archives')
 
+# The two slowest checks run side by side, each on one core.
+sanity=$(mktemp)
+tests/sanity/run.sh >"$sanity" 2>&1 &
+sanity_pid=$!
+trap 'kill "$sanity_pid" 2>/dev/null || :; rm -f "$sanity"' EXIT
+
 check "ruff" ruff check --quiet .
 check "ruff format" ruff format --check --quiet .
 # Modules run under the node's Python.
@@ -27,6 +33,12 @@ check "docs/efa.md (make docs)" python tools/efa_doc.py --check
 check "kubernetes/ (make docs)" python tools/kubernetes_manifests.py --check
 check "docs/support.md (make docs)" python tests/proofs.py table
 check "ansible-lint" ansible-lint -q --nocolor
-check "ansible-test sanity" tests/sanity/run.sh
+finish_sanity() {
+  local code=0
+  wait "$sanity_pid" || code=$?
+  cat "$sanity"
+  return "$code"
+}
+check "ansible-test sanity" finish_sanity
 
 [ ${#failed[@]} -eq 0 ] || { printf 'lint: failed: %s\n' "${failed[@]}"; exit 1; }

@@ -170,7 +170,7 @@ class Api:
         self.url = f"http://127.0.0.1:{self._server.server_port}"
 
     def __enter__(self) -> Api:
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
         return self
 
     def __exit__(self, *_failure: object) -> None:

@@ -2,14 +2,19 @@
 # Copyright: the Muster developers
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable
 from types import ModuleType
 
+import botocore.loaders
 import pytest
 from ansible.module_utils.testing import patch_module_args
 from download_server import server, signed, stale
 from local_cloud_api import client, ec2, fault, machines, served
+
+# Each session of boto3 reads and parses the models of its services again, half a second of CPU for EC2's; all tests read the same files.
+botocore.loaders.JSONFileLoader.load_file = functools.cache(botocore.loaders.JSONFileLoader.load_file)  # type: ignore[method-assign]
 
 __all__ = ["client", "ec2", "fault", "machines", "served", "server", "signed", "stale"]
 

@@ -181,7 +181,7 @@ class Metadata(http.server.BaseHTTPRequestHandler):
 @pytest.fixture
 def metadata():
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Metadata)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     yield f"http://127.0.0.1:{server.server_port}"
     server.shutdown()

@@ -242,7 +242,7 @@ def hub(tmp_path: Path) -> Iterator[str]:
     pytest.importorskip("huggingface_hub", reason="huggingface_hub is not installed")
     Hub.folder = checkpoint(tmp_path / "model")
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}"
     server.shutdown()
 
