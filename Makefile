@@ -27,7 +27,7 @@ else
 test:
 	@tools/setup.sh --test
 	$(STAGE) lint 240 -- $(MAKE) --no-print-directory lint
-	$(STAGE) unit 1200 -- $(MAKE) --no-print-directory unit
+	$(STAGE) unit 1300 -- $(MAKE) --no-print-directory unit
 	$(STAGE) fleet 1800 -- $(BIN)/pytest --engine --ignore=tests/unit --ignore=$(IMAGE) tests
 	-$(STAGE) packer 600 -- $(BIN)/python tools/get_packer.py # where it is not to be had, the next stage skips its tests by name
 	$(STAGE) image 600 -- $(BIN)/pytest --engine $(IMAGE)

@@ -29,6 +29,7 @@ COLLECTION = Path(__file__).parents[2]
 class ActionModule(ActionBase):
     """Refuses defined variables that no role knows or that have another type than the role's option."""
 
+    BYPASS_HOST_LOOP = True
     _requires_connection = False
     _supports_check_mode = True
     _supports_diff = False

@@ -173,13 +173,8 @@ def reimage(cloud: LocalCloud, ami: str, inventory: tuple, key: str) -> tuple[st
     network = cloud.client("ec2").describe_instances()["Reservations"][0]["Instances"][0]["PrivateIpAddress"].rpartition(".")[0]
     environment = {name: cloud.env[name] for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")}
     environment["AWS_ENDPOINT_URL"] = cloud.env["AWS_ENDPOINT_URL"].replace("127.0.0", network)
-    asked = {
-        "ami": ami,
-        "region": "us-east-1",
-        "known_hosts": str(cloud.folder / "known_hosts"),
-        "environment": environment,
-        "timeout": 300,
-    }
+    known = str(cloud.folder / "known_hosts")
+    asked = {"ami": ami, "region": "us-east-1", "known_hosts": known, "environment": environment, "timeout": 300}
     return cloud.play("playbooks/reimage.yml", *argv, log=f"reimage-{ami}.txt", muster_reimage=asked, muster_provenance_required=True,
                       muster_provenance_kms_key_id=key, **variables)  # fmt: skip
 

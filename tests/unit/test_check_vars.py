@@ -155,43 +155,51 @@ def test_names_are_not_checked_again(play: Any) -> None:
     assert (found["checked"], found["msg"]) == (1, "Variable nccl_nodes (all hosts) must be of type int.")
 
 
+def run_playbook(folder: Path, playbook: str, inventory: dict[str, Any], wanted: dict[str, Any]) -> subprocess.CompletedProcess[str]:
+    """Run a playbook of ours over hosts that do not exist; its state and runs are in the folder."""
+    (folder / "hosts.yml").write_text(yaml.safe_dump({"all": inventory}))
+    program = str(Path(sys.executable).with_name("ansible-playbook"))
+    command = [program, "-i", str(folder / "hosts.yml"), f"playbooks/{playbook}", "-e", json.dumps(wanted)]
+    env = os.environ | {"PWD": str(folder), "XDG_STATE_HOME": str(folder)}
+    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+
+
 @pytest.mark.parametrize("value", ["{{ 'ma' ~ 'ny' }}", "many"])
 def test_the_stack_playbook_refuses_a_wrong_value_before_any_role(tmp_path: Path, value: str) -> None:
     """No task before it asks the node, which does not exist."""
     host = {"ansible_host": "192.0.2.1", "common_nofile": value}
-    (tmp_path / "hosts.yml").write_text(yaml.safe_dump({"all": {"hosts": {"a": host}}}))
-    wanted = json.dumps({"muster_phases": ["install"], "muster_components": ["common"]})
-    command = [
-        str(Path(sys.executable).with_name("ansible-playbook")),
-        "-i",
-        str(tmp_path / "hosts.yml"),
-        "playbooks/stack.yml",
-        "-e",
-        wanted,
-    ]
-    ended = subprocess.run(command, cwd=ROOT, env=os.environ | {"PWD": str(tmp_path)}, capture_output=True, text=True, check=False)
+    wanted = {"muster_phases": ["install"], "muster_components": ["common"]}
+    ended = run_playbook(tmp_path, "stack.yml", {"hosts": {"a": host}}, wanted)
     assert ended.returncode == 2
     assert "Variable common_nofile (all hosts) must be of type int." in ended.stdout
     assert "unreachable=0" in ended.stdout
 
 
-def test_nodes_that_go_on_alone_are_checked_each_for_itself(tmp_path: Path) -> None:
-    """The play of reimage.yml: each node waits for its own jobs, so its strategy is free, and no host knows the facts of the others."""
-    node = {"ansible_host": "192.0.2.1"}
-    (tmp_path / "hosts.yml").write_text(yaml.safe_dump({"all": {"hosts": {"a": {**node, "common_nofile": "many"}, "b": node}}}))
-    play = {
-        "name": "Configure alone",
-        "hosts": "all",
-        "gather_facts": False,
-        "strategy": "free",
-        "vars_files": [str(ROOT / "playbooks/vars/components.yml")],
-        "vars": {"muster_phases": [], "muster_components": ["common"], "stack_alone": True},
-        "tasks": [{"name": "Stack", "ansible.builtin.include_tasks": str(ROOT / "playbooks/tasks/stack.yml")}],
-    }
-    (tmp_path / "play.yml").write_text(yaml.safe_dump([play]))
-    command = [str(Path(sys.executable).with_name("ansible-playbook")), "-i", str(tmp_path / "hosts.yml"), str(tmp_path / "play.yml")]
-    ended = subprocess.run(command, cwd=ROOT, env=os.environ | {"PWD": str(tmp_path)}, capture_output=True, text=True, check=False)
+@pytest.mark.parametrize("value", ["{{ 'ma' ~ 'ny' }}", "{{ 4000 + 96 }}"])
+def test_reimage_checks_the_values_of_all_nodes_before_anything_changes(tmp_path: Path, value: Any) -> None:
+    """Later each node goes on alone (strategy free), where no task can check all hosts at once. begin.yml leaves templates alone."""
+    node = {"ansible_host": "192.0.2.1", "instance_id": "i-1"}
+    groups = {"muster_controller": {"hosts": {"c": node}}, "muster_compute": {"hosts": {"a": {**node, "common_nofile": value}, "b": node}}}
+    asked = {"muster_reimage": {"ami": "ami-0123456789abcdef0", "region": "us-east-1"}, "muster_components": ["common"]}
+    ended = run_playbook(tmp_path, "reimage.yml", {"children": groups}, asked)
     assert ended.returncode != 0
-    assert "Variable common_nofile (all hosts) must be of type int." in ended.stdout
-    recap = {line.split()[0]: "failed=0" in line for line in ended.stdout.splitlines() if "failed=" in line}
-    assert recap == {"a": False, "b": True}
+    refused = "Variable common_nofile (a) must be of type int." in ended.stdout
+    assert refused == ("ny" in value), ended.stdout[-3000:]
+    assert ("Install the program that slurmctld will call" in ended.stdout) != refused
+
+
+def test_no_host_that_goes_on_alone_runs_a_task_for_all_hosts() -> None:
+    """Ansible refuses an action with BYPASS_HOST_LOOP in a play with the strategy free, but only when a host comes to it."""
+    for_all = [path.stem for path in (ROOT / "plugins/action").glob("*.py") if "BYPASS_HOST_LOOP = True" in path.read_text()]
+    assert "check_vars" in for_all
+    plays = [
+        each
+        for path in (ROOT / "playbooks").glob("*.yml")
+        for each in yaml.safe_load(path.read_text())
+        if "free" in str(each.get("strategy"))
+    ]
+    assert plays
+    for each in plays:
+        text = yaml.safe_dump(each) + (ROOT / "playbooks/tasks/configure_alone.yml").read_text()
+        assert "tasks/stack.yml" not in text
+        assert not [name for name in for_all if f"muster.fleet.{name}:" in text]
