@@ -23,7 +23,14 @@ import yaml
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "collections"))
 
-from ansible_collections.muster.fleet.plugins.module_utils.aws import permissions, plan, template_batch, template_observe, template_storage, template_vpc
+from ansible_collections.muster.fleet.plugins.module_utils.aws import (
+    permissions,
+    plan,
+    template_batch,
+    template_observe,
+    template_storage,
+    template_vpc,
+)
 from ansible_collections.muster.fleet.plugins.module_utils.hardware.catalogue import CatalogueError
 
 HEAD = "# Made by tools/cloudformation.py; `make docs` writes it anew. docs/architectures.md says how to use it.\n"

@@ -8,6 +8,8 @@ name: run_charts
 short_description: What the report of a run asks the fleet's Prometheus for
 version_added: 0.4.0
 author: The Muster developers (@muster-fleet)
+description:
+  - Returns the charts of the report's section on metrics and the time that they cover, from the beginning of the run.
 options:
   _input:
     description: The run folder, whose name is the time at which the run began.

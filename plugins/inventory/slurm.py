@@ -80,7 +80,8 @@ import json
 import os
 import subprocess
 import urllib.error
-import urllib.request
+
+from ansible.module_utils.urls import open_url
 
 from ansible_collections.muster.fleet.plugins.module_utils.slurm.text import SlurmError
 from ansible_collections.muster.fleet.plugins.plugin_utils.inventory import FleetInventory
@@ -136,10 +137,10 @@ class InventoryModule(FleetInventory):
         token = os.environ.get(self.get_option("token_env"), "")
         if not token:
             raise SlurmError(f"The variable {self.get_option('token_env')} has no token for slurmrestd; run export $(scontrol token).")
-        request = urllib.request.Request(url, headers={"X-SLURM-USER-NAME": self.get_option("user"), "X-SLURM-USER-TOKEN": token})
+        headers = {"X-SLURM-USER-NAME": self.get_option("user"), "X-SLURM-USER-TOKEN": token}
         for left in reversed(range(TRIES)):
             try:
-                with urllib.request.urlopen(request, timeout=self.get_option("timeout")) as answer:
+                with open_url(url, headers=headers, timeout=self.get_option("timeout")) as answer:
                     return answer.read().decode(errors="replace")
             except urllib.error.HTTPError as error:
                 if error.code in (401, 403):

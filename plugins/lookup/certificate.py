@@ -38,9 +38,16 @@ import os
 
 from ansible.errors import AnsibleLookupError
 from ansible.plugins.lookup import LookupBase
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
+
+try:
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+except ImportError:
+    # ansible-core needs it, too; without it the plugin still has documentation.
+    HAS_CRYPTOGRAPHY = False
+else:
+    HAS_CRYPTOGRAPHY = True
 
 YEARS = 10
 LAST = datetime.timedelta(days=30)
@@ -104,6 +111,8 @@ class LookupModule(LookupBase):
 
     def run(self, terms, variables=None, **kwargs):
         self.set_options(var_options=variables, direct=kwargs)
+        if not HAS_CRYPTOGRAPHY:
+            raise AnsibleLookupError("The certificate of the fleet's metrics needs the Python package cryptography; install it here.")
         try:
             return [pair(term, self.get_option("folder"), datetime.datetime.now(datetime.UTC)) for term in terms]
         except OSError as error:

@@ -178,14 +178,15 @@ def make_server(collect, listen, secrets=""):
 def fetch(url, secrets=""):
     """The text behind an endpoint of this fleet. The certificate must be the fleet's own, whatever name the address has."""
     request = urllib.request.Request(url)
-    context = None
+    handlers = []
     if secrets:
         paths, password = read_secrets(secrets)
         word = base64.b64encode(("%s:%s" % (USER, password)).encode()).decode()
         request.add_header("Authorization", "Basic " + word)
         context = ssl.create_default_context(cafile=paths["cert.pem"])
         context.check_hostname = False
-    with urllib.request.urlopen(request, timeout=TIMEOUT, context=context) as answer:
+        handlers = [urllib.request.HTTPSHandler(context=context)]
+    with urllib.request.build_opener(*handlers).open(request, timeout=TIMEOUT) as answer:
         return answer.read().decode(errors="replace")
 
 
@@ -214,4 +215,4 @@ def main(argv):
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv))
+    raise SystemExit(main(sys.argv))
