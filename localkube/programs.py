@@ -44,7 +44,7 @@ VERSIONS = {
 # Debian packages that have what is not built -> their programs.
 DEBIAN = {
     "containerd": ("containerd", "containerd-shim-runc-v2", "ctr"),
-    "containernetworking-plugins": ("bridge", "host-local", "loopback", "portmap"),
+    "containernetworking-plugins": ("host-local", "loopback", "portmap"),  # its bridge has the name of a program of iproute2
     "etcd-server": ("etcd",),
     "runc": ("runc",),
     "iptables": ("iptables",),
@@ -90,4 +90,4 @@ def find(name: str, env: Mapping[str, str]) -> Path:
 
 def cni_folder(env: Mapping[str, str]) -> Path:
     """The folder of the network plugins."""
-    return find("bridge", env).parent
+    return find("host-local", env).parent

@@ -34,6 +34,7 @@ requirements:
 """
 
 import atexit
+import functools
 import os
 import signal
 import sys
@@ -70,13 +71,16 @@ class CallbackModule(CallbackBase):
         super().__init__()
         self.recorder = Recorder()
         self._over = threading.Event()
-        self._signal = "SIGINT"
+        # What ended a run that has no end of its own: without a signal it is an error in the playbooks, after which Ansible just stops.
+        self._ended_by = "An error that Ansible printed"
 
     def v2_playbook_on_start(self, playbook):
         self.recorder.patience = self.get_option("patience")
         self.recorder.start(os.path.basename(playbook._file_name), sys.argv)
         # Ansible does not end a playbook that a signal ends, so its end is written when Python ends.
         atexit.register(self._interrupted, os.getpid())
+        if callable(handler := signal.getsignal(signal.SIGINT)):
+            signal.signal(signal.SIGINT, functools.partial(self._ctrl_c, handler))
         signal.signal(signal.SIGTERM, self._end_as_by_ctrl_c)
         # nohup has it ignored.
         if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
@@ -84,16 +88,21 @@ class CallbackModule(CallbackBase):
         # Ansible takes the display's lock before it forks, so that a line from this thread leaves no worker with a held lock.
         threading.Thread(target=self._tell, name="run_record", daemon=True).start()
 
+    def _ctrl_c(self, ansibles, number, frame):
+        if self._ended_by not in (signal.Signals(each).name for each in (signal.SIGTERM, signal.SIGHUP)):
+            self._ended_by = "SIGINT"
+        ansibles(number, frame)
+
     def _end_as_by_ctrl_c(self, number, _frame):
         # Ansible's own handler of SIGTERM ends Python at once, and that of SIGINT in order. A worker has handlers of its own.
-        self._signal = signal.Signals(number).name
+        self._ended_by = signal.Signals(number).name
         os.kill(os.getpid(), signal.SIGINT)
 
     def _interrupted(self, pid):
         if os.getpid() != pid or self._over.is_set():
             return
         self._over.set()
-        self.recorder.end({}, self._signal)
+        self.recorder.end({}, self._ended_by)
         self._report()
 
     def _tell(self):

@@ -147,6 +147,14 @@ def test_a_run_that_a_signal_ends_has_a_report(tmp_path: Path, number: signal.Si
     assert report["checks"]["counts"]["passed"] > 0
 
 
+def test_a_run_that_an_error_in_a_file_ends_names_no_signal(tmp_path: Path) -> None:
+    done, run_dir = play(tmp_path, "-e", f"folder={tmp_path}/runs/local/20261121T105130Z stop=unreadable")
+    assert done.returncode == 4
+    assert "unreadable.yml" in done.stdout + done.stderr
+    assert of(run_dir, "end")[0]["interrupted"] == "An error that Ansible printed"
+    assert "An error that Ansible printed ended the run" in done.stdout.split("SUMMARY")[1]
+
+
 def test_nothing_is_written_where_no_folder_is_announced(tmp_path: Path) -> None:
     done, run_dir = play(tmp_path, "-e", "stop=no")
     assert done.returncode == 0, done.stdout + done.stderr

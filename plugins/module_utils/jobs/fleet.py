@@ -189,14 +189,11 @@ def training(fleet, asked, trainer, kind="slurm"):
     return out
 
 
-# Where no node of the inventory could do it before, the first rank makes the data and the others wait.
-PREPARE = """\
-if [ "$RANK" = 0 ]; then
-  [ -e %(data)s/index.json ] || python -m trainer prepare-data --out %(data)s --tokens %(tokens)s
-else
-  for _ in $(seq 900); do [ ! -e %(data)s/index.json ] || break; sleep 1; done
-fi
-"""
+# Where no node of the inventory could do it before, the first rank makes the data and the others wait. A word of a command has one line.
+PREPARE = (
+    'if [ "$RANK" = 0 ]; then [ -e %(data)s/index.json ] || python -m trainer prepare-data --out %(data)s --tokens %(tokens)s; '
+    "else for _ in $(seq 900); do [ ! -e %(data)s/index.json ] || break; sleep 1; done; fi; "
+)
 
 
 def _training(part, want, trainer, asked, kind):

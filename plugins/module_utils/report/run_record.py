@@ -8,7 +8,8 @@
 start {playbook, fleet, argv}, task {role, phase, task, action, path, seconds, changed, hosts}, check {host, component, level, check,
 status, expected, found, reason, remedy, seconds, rehearsed (only where it looked at a stand-in)}, rehearsal {instance_types}, failure
 {host, role, task, message, remedy, log}, unreachable {host, message}, message {host, text}, role {role, phase, seconds, tasks, changed},
-end {seconds, ok, interrupted (by a signal, or ""), hosts: {host: {ok, changed, failures, unreachable}}}.
+end {seconds, ok, interrupted (what ended a run before its end: a signal, or an error in a file; "" otherwise), hosts: {host: {ok, changed,
+failures, unreachable}}}.
 Only the keys named here are taken from a module's result.
 """
 
