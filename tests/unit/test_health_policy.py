@@ -414,6 +414,19 @@ def test_a_full_folder_of_textfiles_is_one_sentence(slurm: Path, monkeypatch: py
     assert [path.name for path in slurm.iterdir() if path.name.startswith("it.prom.")] == []
 
 
+def test_output_to_a_pipe_leaves_the_pipe(slurm: Path) -> None:
+    """As root, to replace /dev/null would break the node."""
+    pipe = slurm / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDWR)
+    try:
+        run(slurm, "--check", "swap", "--output", str(pipe))
+        assert b"MUSTER" in os.read(reader, 4096)
+    finally:
+        os.close(reader)
+    assert pipe.is_fifo()
+
+
 def test_settings_and_state_that_cannot_be_read(slurm: Path) -> None:
     (slurm / "health.json").write_text("{")
     code, out, err = run(slurm)

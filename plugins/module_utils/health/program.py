@@ -191,7 +191,12 @@ def run(given, out, err):
 def keep(path, text, err):
     """Write a file. A full disk is no fault that drains the node; its own check says so."""
     try:
-        replace_file(path, text)
+        if os.path.exists(path) and not os.path.isfile(path):
+            # A device such as /dev/null, or a pipe, must stay what it is.
+            with open(path, "w", encoding="utf-8") as file:
+                file.write(text)
+        else:
+            replace_file(path, text)
     except OSError as error:
         err.write("muster-health: %s cannot be written: %s.\n" % (path, error.strerror))
 

@@ -21,6 +21,11 @@ def test_the_program_needs_python_alone(host) -> None:
     assert found["clock"]["reason"] == "in a container it belongs to the host"
 
 
+def test_devices_stay_devices(host) -> None:
+    host.check_output("muster-health --level periodic --output /dev/null")
+    assert host.check_output("stat -c %F /dev/null") == "character special file"
+
+
 def test_it_starts_in_less_than_0_3_seconds_of_processor_time(host) -> None:
     code = "import os,subprocess;subprocess.run(['muster-health','--list'],stdout=-3);t=os.times();print(t.children_user+t.children_system)"
     assert min(float(host.check_output(f'python3 -c "{code}"')) for _time in range(3)) < 0.3
