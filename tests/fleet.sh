@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
 # The tests on containers, in two lanes: Ansible mostly waits for its nodes, so two fleets on two cores take little longer than one.
-# One lane has the fleet `e2e` and its faults, the other the rehearsal and what needs no fleet.
+# One lane has the fleet `e2e` and its faults, the other the rehearsal and what needs no fleet. tests/unit.sh has run the other folders.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
-beside=(tests/browser tests/integration tests/e2e/test_10_bad_input.py tests/e2e/test_25_rehearsal.py)
-ignored=("${beside[@]/#/--ignore=}" --ignore=tests/unit --ignore=tests/e2e/test_50_image.py)
+beside=(tests/e2e/test_10_bad_input.py tests/e2e/test_25_rehearsal.py)
+ignored=("${beside[@]/#/--ignore=}" --ignore=tests/e2e/test_50_image.py)
 
 said=$(mktemp)
 trap 'rm -f "$said"' EXIT
 set -m # without job control, bash starts commands in the background with SIGINT ignored
 .venv/bin/pytest --engine --durations=15 "${beside[@]}" >"$said" 2>&1 &
 second=$!
-.venv/bin/pytest --engine --durations=15 "${ignored[@]}" tests &
+.venv/bin/pytest --engine --durations=15 "${ignored[@]}" tests/e2e &
 first=$!
 # pytest takes down its fleets after SIGINT.
 trap 'kill -INT "$first" "$second" 2>/dev/null' INT TERM
