@@ -31,7 +31,7 @@ test:
 	$(STAGE) fleet 1800 -- tests/fleet.sh
 	-$(STAGE) packer 600 -- $(BIN)/python tools/get_packer.py # where it is not to be had, the next stage skips its tests by name
 	$(STAGE) image 600 -- $(BIN)/pytest --engine $(IMAGE)
-	$(STAGE) proofs 720 -- $(BIN)/python tests/proofs.py rerun # those of ten minutes
+	$(STAGE) proofs 400 -- $(BIN)/python tests/proofs.py rerun --seconds 240 # some, chosen by the commit
 endif
 
 e2e: packer ## tests/e2e: site.yml, its faults and sizes on a local fleet, and an AMI built, launched and trained on in the local cloud
