@@ -125,10 +125,10 @@ def test_two_nodes_blame_nobody() -> None:
     assert (bad(found), found["undecided"]) == ([], ["n00000", "n00001"])
 
 
-def test_ten_thousand_random_cases() -> None:
+def test_random_cases() -> None:
     """No healthy node is named; every faulty one is named, or reported as undecided or as part of a link."""
     named = faulty_nodes = 0
-    for seed in range(10000):
+    for seed in range(1000):
         dice = random.Random(seed)
         fleet = Fleet(dice.choice((4, 5, 8, 9, 16, 17, 31)), seed, leaf=dice.choice((2, 4, 8, 100)))
         faulty = dice.sample(fleet.names, dice.randint(0, max(1, len(fleet.names) // 5)))
