@@ -366,7 +366,7 @@ SENTENCES: dict[str, Callable[[Path], str]] = {
     "; set market to": lambda _tmp: survey.reservation_fault(BLOCK, {**GROUP, "market": "reservation"}, ["us-east-1a"]),
     "ask for an increase of": lambda _tmp: str(survey._quota("P instances", 384, {"Value": 96, "QuotaCode": "L-1"}, "ec2")),
     "allow it (docs/architectures.md has the policy)": lambda _tmp: denied(),
-    "make the VPC from a template in cloudformation/": lambda _tmp: without_exports(),
+    "has no export": lambda _tmp: without_exports(),
     "these variables are empty in the manifest": lambda _tmp: first_container(IMAGE_URI="x", NUM_NODES="2", EFA_PER_NODE=""),
     "the secret of the stack holds no private key": start_of_batch,
     "To go on without it, name": lambda _tmp: check.sentence(
