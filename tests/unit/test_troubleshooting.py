@@ -24,12 +24,14 @@ from test_stack_rules import EXAMPLES
 
 from ansible_collections.muster.fleet.plugins.module_utils.aws import survey, template_batch
 from ansible_collections.muster.fleet.plugins.module_utils.hardware import kernel, nccl_plugin
-from ansible_collections.muster.fleet.plugins.module_utils.health import settings
+from ansible_collections.muster.fleet.plugins.module_utils.health import diagnose, settings
 from ansible_collections.muster.fleet.plugins.module_utils.health.nccl_judge import judge
 from ansible_collections.muster.fleet.plugins.module_utils.health.nccl_results import ResultsError, parse
 from ansible_collections.muster.fleet.plugins.module_utils.node import check, packages
 from ansible_collections.muster.fleet.plugins.module_utils.observe.alarms import ALARMS
 from ansible_collections.muster.fleet.plugins.module_utils.stack.rules import judge as rules_say
+from trainer.cli import Parser, UsageError
+from trainer.hub import hub_errors
 
 PAGE = ROOT / "docs/troubleshooting.md"
 ROWS = list(table_rows(PAGE, "How to see it"))
@@ -344,6 +346,23 @@ def start_of_batch(tmp_path: Path) -> str:
     return done.stderr
 
 
+def mistyped_flag() -> str:
+    parser = Parser(prog="train")
+    parser.add_argument("--max_steps", type=int)
+    with pytest.raises(UsageError) as failed:
+        parser.parse(["--max_step", "5"])
+    return str(failed.value)
+
+
+def gated() -> str:
+    """The hub answers 403."""
+    refused = OSError("403 Client Error")
+    refused.response = type("Response", (), {"status_code": 403})  # type: ignore[attr-defined]
+    with pytest.raises(UsageError) as failed, hub_errors("model meta-llama/Llama-3.2-1B", "--init_from a folder"):
+        raise refused
+    return str(failed.value)
+
+
 # A part of a sentence on the page, and how the fault is made.
 SENTENCES: dict[str, Callable[[Path], str]] = {
     "The package lists could not be read": lambda _tmp: packages_fail("Failed to fetch http://deb.debian.org/x", False),
@@ -369,6 +388,8 @@ SENTENCES: dict[str, Callable[[Path], str]] = {
     "has no export": lambda _tmp: without_exports(),
     "these variables are empty in the manifest": lambda _tmp: first_container(IMAGE_URI="x", NUM_NODES="2", EFA_PER_NODE=""),
     "the secret of the stack holds no private key": start_of_batch,
+    "(--help lists all flags)": lambda _tmp: mistyped_flag(),
+    "accept its terms on the hub and set HF_TOKEN": lambda _tmp: gated(),
     "To go on without it, name": lambda _tmp: check.sentence(
         {"component": "dcgm", "check": "sees_gpus", "status": "not_run", "reason": "there is no GPU here", "remedy": "Add one."}
     ),
@@ -379,6 +400,23 @@ SENTENCES: dict[str, Callable[[Path], str]] = {
 def test_a_sentence_is_said_of_its_symptom(part: str, tmp_path: Path) -> None:
     assert part in NAMED["sentence"]
     assert part in SENTENCES[part](tmp_path)
+
+
+def test_an_alarm_has_its_page() -> None:
+    page = (ROOT / "docs/runbooks.md").read_text()
+    known = {alarm.name: alarm for alarm in ALARMS}
+    for name in NAMED["alarm"]:
+        assert re.search(rf"^#+ {name}$", page, re.M), name
+        assert known[name].fires, "promtool sees it fire on these series"
+        assert known[name].remedy
+
+
+def test_the_diagnosis_names_the_bad_node() -> None:
+    """What playbooks/diagnose.yml does with eight nodes of which one is slow."""
+    state = diagnose.start([f"n{index}" for index in range(8)])
+    while pairs := diagnose.plan(state):
+        diagnose.record(state, [{"nodes": list(pair), "value": 20.0 if "n5" in pair else 48.0, "error": ""} for pair in pairs])
+    assert [each["node"] for each in diagnose.verdict(state)["bad"]] == ["n5"]
 
 
 def test_a_job_that_would_fall_back_to_tcp() -> None:
