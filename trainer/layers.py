@@ -54,6 +54,10 @@ class _Rotation(torch.autograd.Function):
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """x (batch, heads, tokens, head_width) rotated by its position, computed in at least float32. Nothing of x is kept for the backward
     pass, which turns the gradient back."""
+    # A compiler fuses the plain formula by itself, and that of torch 2.11 takes wrong gradients from the other one.
+    if torch.compiler.is_compiling():
+        left, right = wide(x).chunk(2, dim=-1)
+        return (wide(x) * cos + torch.cat((-right, left), dim=-1) * sin).to(x.dtype)
     result: Tensor = _Rotation.apply(x, cos, sin)  # type: ignore[no-untyped-call]
     return result
 
@@ -112,7 +116,7 @@ class Norm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         weight = sum_gradient(local(self.weight), self.group)
-        if x.is_cuda or x.itemsize < 4:
+        if x.is_cuda or x.itemsize < 4 or torch.compiler.is_compiling():
             return F.rms_norm(x, x.shape[-1:], weight, self.eps)
         result: Tensor = _Normed.apply(x, weight, self.eps)  # type: ignore[no-untyped-call]
         return result
