@@ -223,6 +223,7 @@ def test_pcs_s_markets_are_those_of_its_api() -> None:
         template = json.loads(files_of(architectures.document("pcs", market))["mine-pcs.template.json"])
         launch = template["Resources"]["GpuLaunch"]["Properties"]["LaunchTemplateData"]
         assert template["Resources"]["GpuNodes"]["Properties"]["PurchaseOption"] == option
+        assert ("SpotOptions" in template["Resources"]["GpuNodes"]["Properties"]) == (market == "spot")
         target = {"CapacityReservationTarget": {"CapacityReservationId": architectures.RESERVATION}}
         assert launch.get("CapacityReservationSpecification") == (target if market in ("reservation", "capacity-block") else None)
         assert launch.get("InstanceMarketOptions") == ({"MarketType": "capacity-block"} if market == "capacity-block" else None)
