@@ -49,12 +49,13 @@ proofs: setup ## the slow tests whose records do not hold: make proofs [DUE=1] [
 bench: setup ## measures ratios and writes docs/performance.md: make bench [ONLY="converge adding"] [PEERS=folder]
 	PEERS='$(PEERS)' $(BIN)/python -m tests.bench $(ONLY)
 
-docs: setup ## what is generated: the variable tables of the roles' READMEs, the catalogue of instance types, docs/efa.md, the manifests in kubernetes/, cloudformation/, runbooks and dashboards, the table of proofs
+docs: setup ## what is generated: the variable tables of the roles' READMEs, the catalogue of instance types, docs/efa.md, the manifests in kubernetes/, cloudformation/, the files of clusters in tests/fixtures/architectures, runbooks and dashboards, the table of proofs
 	$(BIN)/python tools/role_readmes.py
 	$(BIN)/python tools/catalogue.py
 	$(BIN)/python tools/efa_doc.py
 	$(BIN)/python tools/kubernetes_manifests.py
 	$(BIN)/python tools/cloudformation.py
+	$(BIN)/python tools/architectures.py
 	$(BIN)/python tools/observe.py
 	$(BIN)/python tests/proofs.py table --write
 

@@ -58,7 +58,9 @@ state:
   returned: success
   sample: present
 parts:
-  description: The parts in the order in which they are made. Role C(aws_PART) makes each.
+  description: >-
+    The parts in the order in which they are made. Role C(aws_PART) makes each. Of a kind whose files are rendered only, these are the
+    parts before the one with the nodes.
   type: list
   elements: str
   returned: success
@@ -98,8 +100,8 @@ def main():
         state = plan.state_of(verb)
         with open(path, encoding="utf-8") as file:
             document = cluster.load(yaml.safe_load(file.read()))
-        parts = plan.parts(document)
         rendered = {"rendered": render.files(document)} if verb == "render" else {}
+        parts = plan.before(document) if rendered and document["kind"] in plan.RENDERED else plan.parts(document)
     except OSError as error:
         module.fail_json(msg="Cluster document %s cannot be read (%s): name a file." % (path, error.strerror))
     except (yaml.YAMLError, UnicodeDecodeError) as error:

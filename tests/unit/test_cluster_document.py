@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from ansible_collections.muster.fleet.plugins.module_utils.aws.cluster import KINDS, ClusterError, load
-from ansible_collections.muster.fleet.plugins.module_utils.aws.plan import VERBS
 from ansible_collections.muster.fleet.plugins.modules import cluster_document
 
 GROUP: dict[str, Any] = {"name": "gpu", "type": "p5.48xlarge", "count": 2}
@@ -52,17 +51,6 @@ def test_every_kind_takes_the_same_document(kind: str) -> None:
     if kind in ("parallelcluster", "hyperpod-slurm"):
         wanted["nodes"] = [CONTROLLER, GROUP]
     assert load(wanted)["kind"] == kind
-
-
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("ec2", "batch")])
-def test_a_kind_that_nobody_makes_is_refused_before_anything_is_made(call, tmp_path: Path, kind: str) -> None:
-    wanted = cluster(kind=kind, zones=["us-east-1a", "us-east-1b"], storage={"bucket": "my-bucket"}, nodes=[GROUP])
-    if kind in ("parallelcluster", "hyperpod-slurm"):
-        wanted["nodes"] = [CONTROLLER, GROUP]
-    (tmp_path / "mine.yml").write_text(json.dumps(wanted))
-    for verb in VERBS:
-        done = call(cluster_document, path=str(tmp_path / "mine.yml"), verb=verb)
-        assert done["failed"] and f"is of kind {kind}, which this version of Muster does not make; take batch or ec2." in done["msg"]
 
 
 def test_a_document_is_read_from_its_file(call, tmp_path: Path) -> None:

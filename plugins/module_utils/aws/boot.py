@@ -66,7 +66,7 @@ run() {
   ANSIBLE_COLLECTIONS_PATH=$home/collections "$home/bin/ansible-playbook" -i localhost, -c local \
     -e @"$facts" -e "{muster_phases: [$1]}" muster.fleet.stack </dev/null >>"$log" 2>&1
 }
-for phase in configure verify_node; do
+for phase in @PHASES@; do
   if ! run "$phase"; then
     why=$(grep -oE '"msg": "[^"]*|^.*muster\.fleet\.check.*failed.*|fatal: .*' "$log" | tail -1 | cut -c1-200)
     report failed "$phase: ${why:-see $log}"
@@ -91,9 +91,9 @@ def facts(cluster, group):
     return found
 
 
-def script(cluster, group):
-    """The script for a node group; the same text for the same group."""
-    known = SCRIPT.replace("@COLLECTION@", cluster["setup"]["collection"])
+def script(cluster, group, phases=("configure", "verify_node")):
+    """The script for a node group; the same text for the same group. phases: those of an image are install and verify_image."""
+    known = SCRIPT.replace("@COLLECTION@", cluster["setup"]["collection"]).replace("@PHASES@", " ".join(phases))
     return known.replace("@HOME@", HOME).replace("@FACTS@", json.dumps(facts(cluster, group), indent=1, sort_keys=True))
 
 

@@ -15,7 +15,7 @@ from ansible_collections.muster.fleet.plugins.module_utils.basics import nearest
 from ansible_collections.muster.fleet.plugins.module_utils.hardware import catalogue
 
 SCHEMA = "muster.cluster/1"
-# Kind -> the part that makes its nodes; vpc, s3 and fsx come before it. plan.parts() refuses those that no role makes yet.
+# Kind -> the part that makes its nodes; vpc, s3 and fsx come before it. plan.parts() refuses those whose files are rendered only.
 KINDS = {
     "ec2": "ec2",
     "batch": "batch",
@@ -55,10 +55,12 @@ FIELDS: dict[str, tuple[type, Any]] = {
     "versions": (dict, {}),
     "nodes": (list, REQUIRED),
     "image": (str, ""),
+    "os": (str, ""),
     "stack": (str, ""),
     "key_pair": (str, ""),
     "vpc": (dict, {}),
     "storage": (dict, {}),
+    "accounting": (dict, {}),
     "users": (list, []),
     "setup": (dict, {}),
 }
@@ -73,6 +75,7 @@ NODES: dict[str, tuple[type, Any]] = {
     "reservation": (str, ""),
     "disk": (int, 200),
     "placement_group": (bool, None),
+    "managed": (bool, True),
 }
 VPC: dict[str, tuple[type, Any]] = {
     "stack": (str, ""),
@@ -88,6 +91,15 @@ VPC: dict[str, tuple[type, Any]] = {
 STORAGE: dict[str, tuple[type, Any]] = {"bucket": (str, ""), "lustre": (dict, {}), "openzfs": (dict, {})}
 LUSTRE: dict[str, tuple[type, Any]] = {"gib": (int, 1200), "throughput": (int, 250), "efa": (bool, False), "repository": (str, "")}
 OPENZFS: dict[str, tuple[type, Any]] = {"gib": (int, 512), "throughput": (int, 160)}
+ACCOUNTING: dict[str, tuple[type, Any]] = {
+    "managed": (bool, False),
+    "uri": (str, ""),
+    "user": (str, ""),
+    "secret": (str, ""),
+    "database": (str, ""),
+}
+# The systems of ParallelCluster 3.16.
+SYSTEMS = ("alinux2023", "ubuntu2204", "ubuntu2404", "rhel8", "rhel9", "rocky8", "rocky9")
 VERSIONS = {"parallelcluster": ("parallelcluster",), "slurm": ("pcs",), "kubernetes": ("eks", "hyperpod-eks")}
 SETUP: dict[str, tuple[type, Any]] = {
     "collection": (str, ""),
@@ -153,6 +165,7 @@ def load(data):
     found["setup"] = filled(found["setup"], SETUP, "%s: setup" % where)
     if not re.fullmatch(r"|s3://[a-z0-9.-]{3,63}/[\w./-]+\.tar\.gz", found["setup"]["collection"]):
         raise ClusterError("%s: setup.collection must be s3://BUCKET/FILE.tar.gz, not %s." % (where, found["setup"]["collection"]))
+    found["accounting"] = _accounting(found, where)
     found["users"] = [_user(each, where) for each in found["users"]]
     if not found["nodes"]:
         raise ClusterError("%s has no node groups; add one to nodes." % where)
@@ -243,6 +256,31 @@ def _storage(found, where):
     return storage
 
 
+def _accounting(found, where):
+    """Slurm's accounting: `managed` on PCS, a database with its user and the ARN of its secret on ParallelCluster."""
+    kind, accounting = found["kind"], found["accounting"]
+    if found["os"]:
+        one_of(found["os"], SYSTEMS, "%s: os" % where)
+        if kind != "parallelcluster":
+            raise ClusterError("%s: os is for parallelcluster, and this is %s; remove it." % (where, kind))
+    if not accounting:
+        return {}
+    if kind not in ("parallelcluster", "pcs"):
+        raise ClusterError("%s: accounting is for parallelcluster and pcs, and this is %s; remove it." % (where, kind))
+    accounting = filled(accounting, ACCOUNTING, "%s: accounting" % where)
+    database = ("uri", "user", "secret")
+    if kind == "pcs" and (not accounting["managed"] or any(accounting[each] for each in (*database, "database"))):
+        raise ClusterError("%s: PCS keeps the accounting database itself; write accounting: {managed: true}." % where)
+    if kind == "parallelcluster":
+        missing = [each for each in database if not accounting[each]]
+        if accounting["managed"] or missing:
+            message = "%s: ParallelCluster needs uri, user and secret of a MySQL database in accounting; %s."
+            raise ClusterError(message % (where, "add %s" % missing[0] if missing else "remove managed"))
+        if not re.fullmatch(r"arn:aws[a-z-]*:secretsmanager:[a-z0-9-]+:\d{12}:secret:.+", accounting["secret"]):
+            raise ClusterError("%s: accounting.secret must be the ARN of a secret, not %s." % (where, accounting["secret"]))
+    return accounting
+
+
 def _user(user, where):
     name = user.get("name") if isinstance(user, dict) else user
     if not isinstance(name, str) or not USER.fullmatch(name):
@@ -325,6 +363,8 @@ def _check_kind(found, where):
             raise ClusterError(
                 "%s: node group %s has the role %s, which %s does not take; remove it." % (where, group["name"], group["role"], kind)
             )
+        if not group["managed"] and kind != "eks":
+            raise ClusterError("%s: node group %s has managed, which only eks takes; remove it." % (where, group["name"]))
         if kind == "batch" and group["market"] == "spot":
             message = "%s: node group %s is spot, and Batch runs multi-node jobs on other markets only; change its market."
             raise ClusterError(message % (where, group["name"]))

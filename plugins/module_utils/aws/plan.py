@@ -17,6 +17,14 @@ CLUSTER_TAG, PART_TAG = "muster:cluster", "muster:part"
 MADE_HERE = ("vpc", "s3", "fsx", "batch", "ec2")
 # The verb of a user -> the state to which roles bring their parts; "" for verbs that change nothing.
 VERBS = {"preflight": "", "up": "present", "status": "", "cost": "", "down": "absent", "render": ""}
+# The kinds whose files are rendered and never run -> the main file, and what the user types with it.
+RENDERED = {
+    "parallelcluster": ("parallelcluster.yaml", "pcluster create-cluster --cluster-name {name} --cluster-configuration {file}"),
+    "pcs": ("{name}-pcs.template.json", "aws cloudformation deploy --stack-name {name}-pcs --template-file {file}"),
+    "eks": ("eksctl.yaml", "eksctl create cluster -f {file}"),
+    "hyperpod-slurm": ("create-cluster.json", "aws sagemaker create-cluster --region {region} --cli-input-json file://{file}"),
+    "hyperpod-eks": ("create-cluster.json", "aws sagemaker create-cluster --region {region} --cli-input-json file://{file}"),
+}
 
 
 def state_of(verb):
@@ -26,19 +34,39 @@ def state_of(verb):
     return VERBS[verb]
 
 
-def parts(cluster):
-    """The names of a cluster's parts in order; role aws_NAME makes each. Raises ClusterError for a kind that no role makes."""
-    found = [] if cluster["vpc"]["stack"] or cluster["vpc"]["id"] else ["vpc"]
+def own_network(cluster):
+    """Whether the cluster's own tool makes its VPC, as eksctl does unless the document names one."""
+    return cluster["kind"] == "eks" and not cluster["vpc"]["stack"] and not cluster["vpc"]["id"]
+
+
+def before(cluster):
+    """The names of the parts that come before the one with the nodes."""
+    found = [] if cluster["vpc"]["stack"] or cluster["vpc"]["id"] or own_network(cluster) else ["vpc"]
     if cluster["storage"]["bucket"]:
         found.append("s3")
-    if cluster["storage"]["lustre"] or cluster["storage"]["openzfs"]:
+    if (cluster["storage"]["lustre"] or cluster["storage"]["openzfs"]) and not own_network(cluster):
         found.append("fsx")
-    last = KINDS[cluster["kind"]]
-    if last not in MADE_HERE:
-        kinds = sorted(kind for kind, part in KINDS.items() if part in MADE_HERE)
-        message = "Cluster %s is of kind %s, which this version of Muster does not make; take %s."
-        raise ClusterError(message % (cluster["name"], cluster["kind"], " or ".join(kinds)))
-    return [*found, last]
+    return found
+
+
+def tool(cluster):
+    """(file, command) by which a user makes a cluster whose files are rendered only. create.sh writes filled/, where ids are filled in."""
+    file, command = RENDERED[cluster["kind"]]
+    file = file.format(name=cluster["name"])
+    path = file if cluster["kind"] == "pcs" else "filled/" + file
+    return file, command.format(name=cluster["name"], region=cluster["region"], file=path)
+
+
+def parts(cluster):
+    """The names of a cluster's parts in order; role aws_NAME makes each. Raises ClusterError for a kind that no role makes."""
+    if cluster["kind"] in RENDERED:
+        file, command = tool(cluster)
+        message = (
+            "Muster renders the files of cluster %s, of kind %s, and never runs them: -e verb=render writes %s and create.sh into "
+            "runs/cloud/%s, and create.sh fills in ids and runs `%s`."
+        )
+        raise ClusterError(message % (cluster["name"], cluster["kind"], file, cluster["name"], command))
+    return [*before(cluster), KINDS[cluster["kind"]]]
 
 
 def stack_name(cluster, part, group=""):
