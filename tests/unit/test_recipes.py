@@ -8,6 +8,7 @@ import copy
 import functools
 import json
 import math
+import os
 import re
 import subprocess
 import sys
@@ -554,11 +555,38 @@ def test_the_filter_answers_for_what_the_module_chose(ask) -> None:
 def test_the_page_has_every_recipe() -> None:
     """docs/recipes.md says of each recipe what its folder says."""
     page = (ROOT / "docs/recipes.md").read_text()
+    rows = []
     for name in NAMES:
         found = read(name)
-        [row] = re.findall(rf"^\| \[{re.escape(name)}\]\(\.\./recipes/{re.escape(name)}/recipe\.yml\) \|.*$", page, re.M)
-        assert "%(name)s %(version)s" % found["framework"] in row
         types = sorted({kind for model in found["models"].values() for kind in model["sizes"]})
-        assert ", ".join(f"`{kind}`" for kind in types) in row
-        assert all(f"`{launcher}`" in row for launcher in found["launchers"]) or "all" in row
-        assert ("never" in row) == ("never" in found["ran"])
+        every = set(found["launchers"]) == set(documents.LAUNCHERS)
+        cells = [
+            f"[{name}](../recipes/{name}/recipe.yml)",
+            "%(name)s %(version)s" % found["framework"],
+            ", ".join(f"`{kind}`" for kind in types),
+            "all" if every else ", ".join(f"`{launcher}`" for launcher in found["launchers"]),
+            found["ran"],
+        ]
+        rows.append("| " + " | ".join(cells) + " |")
+    assert re.findall(r"^\| \[.*recipe\.yml\).*$", page, re.M) == rows
+    fields = set(re.findall(r"`(\w+)`", page))
+    assert set(recipe.FIELDS) - {"schema", "name", "about"} <= fields
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"recipe": "fsdb"}, "The recipe fsdb is unknown in "),
+        ({"recipe": "fsdp", "workload_node": 4}, "workload_node is unknown; known are workload_type and workload_nodes."),
+        ({}, "No recipe is named; give -e recipe=fsdp or another folder of recipes/."),
+    ],
+)
+def test_the_playbook_refuses_before_it_asks_a_service(asked: dict[str, Any], said: str, tmp_path: Path) -> None:
+    wanted = json.dumps({"muster_launcher": "batch", "muster_target": {"queue": "gpu"}, **asked})
+    (tmp_path / "hosts.yml").write_text("all: {hosts: {}}\n")
+    program = str(Path(sys.executable).with_name("ansible-playbook"))
+    command = [program, "-i", str(tmp_path / "hosts.yml"), "playbooks/workload.yml", "-e", wanted]
+    env = os.environ | {"PWD": str(tmp_path), "XDG_STATE_HOME": str(tmp_path)}
+    ended = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    assert ended.returncode != 0
+    assert said in " ".join(ended.stdout.split()), ended.stdout[-2000:]
