@@ -417,9 +417,14 @@ def test_the_command_brings_the_files_and_names_the_checkpoints(tmp_path: Path) 
     assert said[-1] == texts("jax")["train.py"].splitlines()[0]
 
 
-def test_the_same_files_give_the_same_job() -> None:
-    first, second = (workload.archive({"a.py": "x = 1\n", "b.py": ""}) for _ in range(2))
-    assert first == second != workload.archive({"a.py": "x = 2\n", "b.py": ""})
+def test_the_same_files_give_the_same_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On every day."""
+    packed = []
+    for day, text in ((1, "x = 1\n"), (2, "x = 1\n"), (2, "x = 2\n")):
+        monkeypatch.setattr("time.time", lambda day=day: day * 86400.0)
+        packed.append(workload.archive({"a.py": text, "b.py": ""}))
+    monkeypatch.undo()
+    assert packed[0] == packed[1] != packed[2]
 
 
 LINE = "2026-11-21 11:27:58 I [train.py:110] Batch %d Loss: %.5f, Speed: 41.89 samples/sec, lr: 0.000010, tokens/s: 5362, mfu: 40.5%%\n"
