@@ -55,7 +55,7 @@ docs: setup ## what is generated: the variable tables of the roles' READMEs, the
 	$(BIN)/python tools/efa_doc.py
 	$(BIN)/python tools/kubernetes_manifests.py
 	$(BIN)/python tools/cloudformation.py
-	$(BIN)/python tools/architectures.py
+	$(BIN)/python tools/cluster_files.py
 	$(BIN)/python tools/observe.py
 	$(BIN)/python tests/proofs.py table --write
 

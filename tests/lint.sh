@@ -32,7 +32,7 @@ check "catalogue (make docs)" python tools/catalogue.py --check
 check "docs/efa.md (make docs)" python tools/efa_doc.py --check
 check "kubernetes/ (make docs)" python tools/kubernetes_manifests.py --check
 check "cloudformation/ (make docs)" python tools/cloudformation.py --check
-check "tests/fixtures/architectures (make docs)" python tools/architectures.py --check
+check "tests/fixtures/architectures (make docs)" python tools/cluster_files.py --check
 check "alarms and dashboards (make docs)" python tools/observe.py --check
 check "docs/support.md (make docs)" python tests/proofs.py table
 check "ansible-lint" ansible-lint -q --nocolor

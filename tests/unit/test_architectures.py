@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import architectures
+import cluster_files
 import pytest
 import yaml
 from cfn_rules import template_faults
@@ -25,7 +25,7 @@ from ansible_collections.muster.fleet.plugins.module_utils.aws.cluster import Cl
 from ansible_collections.muster.fleet.plugins.module_utils.hardware import catalogue
 from ansible_collections.muster.fleet.plugins.modules import cluster_document
 
-EXAMPLES = architectures.examples()
+EXAMPLES = cluster_files.examples()
 MARKETS = ("on-demand", "spot", "reservation", "capacity-block")
 # What stands for the ids that create.sh asks AWS for.
 IDS = {
@@ -112,8 +112,8 @@ def eksctl_faults(document: dict[str, Any]) -> list[str]:
 
 
 def test_the_golden_files_are_current(monkeypatch, capsys) -> None:
-    monkeypatch.setattr(sys, "argv", ["architectures.py", "--check"])
-    assert (architectures.main(), capsys.readouterr().out) == (0, "")
+    monkeypatch.setattr(sys, "argv", ["cluster_files.py", "--check"])
+    assert (cluster_files.main(), capsys.readouterr().out) == (0, "")
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -129,7 +129,7 @@ def test_every_type_with_efa_is_rendered_or_refused_with_a_sentence(kind: str, m
     for name in catalogue.names():
         if not catalogue.instance_type(name)["efa"]:
             continue
-        cluster = architectures.document(kind, market, {"type": name})
+        cluster = cluster_files.document(kind, market, {"type": name})
         if kind == "parallelcluster" and catalogue.instance_type(name)["arch"] == "arm64":
             cluster["nodes"][0]["type"] = "m7g.2xlarge"
         try:
@@ -142,7 +142,7 @@ def test_every_type_with_efa_is_rendered_or_refused_with_a_sentence(kind: str, m
     for name, said in refused.items():
         assert said.startswith("Cluster mine") and said[-1] == "." and "\n" not in said, name
     sold = {name for name in catalogue.names() if market == "reservation" or market in catalogue.instance_type(name)["markets"]}
-    allowed = market in architectures.MARKETS[kind]
+    allowed = market in cluster_files.MARKETS[kind]
     others = {name for name in refused if allowed and name in sold}
     not_offered = {each for each in hyperpod.NOT_OFFERED if catalogue.instance_type(each)["efa"]}
     eks = {"p6-b300.48xlarge", "p6e-gb200.36xlarge"}
@@ -177,7 +177,7 @@ def test_every_type_with_efa_is_rendered_or_refused_with_a_sentence(kind: str, m
     ],
 )
 def test_the_checks_see_a_broken_file(kind: str, name: str, change: Any, said: str) -> None:
-    found = files_of(architectures.document(kind))
+    found = files_of(cluster_files.document(kind))
     broken = change(found[name])
     assert broken != found[name]
     assert said in " ".join(faults(kind, {**found, name: broken}, "p5.48xlarge"))
@@ -220,11 +220,11 @@ def test_hyperpod_s_types_are_those_of_its_api() -> None:
 
 def test_pcs_s_markets_are_those_of_its_api() -> None:
     for market, option in (("on-demand", "ONDEMAND"), ("spot", "SPOT"), ("reservation", "ONDEMAND"), ("capacity-block", "CAPACITY_BLOCK")):
-        template = json.loads(files_of(architectures.document("pcs", market))["mine-pcs.template.json"])
+        template = json.loads(files_of(cluster_files.document("pcs", market))["mine-pcs.template.json"])
         launch = template["Resources"]["GpuLaunch"]["Properties"]["LaunchTemplateData"]
         assert template["Resources"]["GpuNodes"]["Properties"]["PurchaseOption"] == option
         assert ("SpotOptions" in template["Resources"]["GpuNodes"]["Properties"]) == (market == "spot")
-        target = {"CapacityReservationTarget": {"CapacityReservationId": architectures.RESERVATION}}
+        target = {"CapacityReservationTarget": {"CapacityReservationId": cluster_files.RESERVATION}}
         assert launch.get("CapacityReservationSpecification") == (target if market in ("reservation", "capacity-block") else None)
         assert launch.get("InstanceMarketOptions") == ({"MarketType": "capacity-block"} if market == "capacity-block" else None)
         assert ("Placement" in launch) == (market in ("on-demand", "spot"))
@@ -232,7 +232,7 @@ def test_pcs_s_markets_are_those_of_its_api() -> None:
 
 def group_of(kind: str, market: str = "on-demand", **group: Any) -> dict[str, Any]:
     """The one node group of eksctl's file, or of HyperPod's request."""
-    found = files_of(architectures.document(kind, market, group))
+    found = files_of(cluster_files.document(kind, market, group))
     if kind == "eks":
         return yaml.safe_load(found["eksctl.yaml"])["managedNodeGroups"][-1]
     return json.loads(found["create-cluster.json"])["InstanceGroups"][-1]
@@ -247,37 +247,37 @@ def test_a_group_of_eks_scales_from_zero() -> None:
 
 
 def test_pods_of_the_system_have_a_group() -> None:
-    alone = yaml.safe_load(files_of(architectures.document("eks"))["eksctl.yaml"])["managedNodeGroups"]
+    alone = yaml.safe_load(files_of(cluster_files.document("eks"))["eksctl.yaml"])["managedNodeGroups"]
     assert [each["name"] for each in alone] == ["system", "gpu"]
-    nodes = [*architectures.document("eks")["nodes"], {"name": "cpu", "type": "m6i.xlarge", "count": 2}]
-    both = yaml.safe_load(files_of(architectures.document("eks", nodes=nodes))["eksctl.yaml"])["managedNodeGroups"]
+    nodes = [*cluster_files.document("eks")["nodes"], {"name": "cpu", "type": "m6i.xlarge", "count": 2}]
+    both = yaml.safe_load(files_of(cluster_files.document("eks", nodes=nodes))["eksctl.yaml"])["managedNodeGroups"]
     assert [(each["name"], "taints" in each) for each in both] == [("gpu", True), ("cpu", False)]
 
 
 def test_claims_follow_the_network() -> None:
     """eksctl's own VPC has no file system before it, so that the driver makes one; in a VPC that is there the stack does."""
-    assert "claim-static.yaml" not in files_of(architectures.document("eks"))
-    found = files_of(architectures.document("eks", vpc=architectures.EXISTING_VPC))
+    assert "claim-static.yaml" not in files_of(cluster_files.document("eks"))
+    found = files_of(cluster_files.document("eks", vpc=cluster_files.EXISTING_VPC))
     volume, claim = yaml.safe_load_all(found["claim-static.yaml"])
     assert volume["spec"]["csi"]["volumeAttributes"] == {"dnsname": IDS["LUSTRE_DNSNAME"], "mountname": IDS["LUSTRE_MOUNTNAME"]}
     assert (claim["metadata"]["name"], claim["spec"]["volumeName"]) == ("fsx-claim", volume["metadata"]["name"])
     kind, _claim = yaml.safe_load_all(found["claim-dynamic.yaml"])
-    assert kind["parameters"]["subnetId"] == architectures.EXISTING_VPC["subnets"][0]
+    assert kind["parameters"]["subnetId"] == cluster_files.EXISTING_VPC["subnets"][0]
 
 
 def test_hyperpod_takes_training_plans_and_spot() -> None:
-    assert group_of("hyperpod-eks", "reservation")["TrainingPlanArn"] == architectures.PLAN
+    assert group_of("hyperpod-eks", "reservation")["TrainingPlanArn"] == cluster_files.PLAN
     assert group_of("hyperpod-eks", "spot")["CapacityRequirements"] == {"Spot": {}}
-    assert "NodeProvisioningMode" not in files_of(architectures.document("hyperpod-eks"))["create-cluster.json"]
+    assert "NodeProvisioningMode" not in files_of(cluster_files.document("hyperpod-eks"))["create-cluster.json"]
     assert (
-        json.loads(files_of(architectures.document("hyperpod-eks", "spot"))["create-cluster.json"])["NodeProvisioningMode"] == "Continuous"
+        json.loads(files_of(cluster_files.document("hyperpod-eks", "spot"))["create-cluster.json"])["NodeProvisioningMode"] == "Continuous"
     )
-    off = architectures.document("hyperpod-slurm", setup={"repair": False})
+    off = cluster_files.document("hyperpod-slurm", setup={"repair": False})
     assert json.loads(files_of(off)["create-cluster.json"])["NodeRecovery"] == "None"
 
 
 def test_slurm_of_hyperpod_reads_its_groups() -> None:
-    found = json.loads(files_of(architectures.document("hyperpod-slurm"))["provisioning_parameters.json"])
+    found = json.loads(files_of(cluster_files.document("hyperpod-slurm"))["provisioning_parameters.json"])
     assert (found["controller_group"], found["workload_manager"]) == ("head", "slurm")
     assert found["worker_groups"] == [{"instance_group_name": "gpu", "partition_name": "gpu"}]
     assert (found["fsx_dns_name"], found["fsx_mountname"]) == (IDS["LUSTRE_DNSNAME"], IDS["LUSTRE_MOUNTNAME"])
@@ -285,7 +285,7 @@ def test_slurm_of_hyperpod_reads_its_groups() -> None:
 
 HEAD: dict[str, Any] = {"name": "head", "type": "m6i.2xlarge", "role": "controller", "count": 1}
 GPU: dict[str, Any] = {"name": "gpu", "type": "p5.48xlarge", "count": 2}
-BLOCK = {"market": "capacity-block", "reservation": architectures.RESERVATION}
+BLOCK = {"market": "capacity-block", "reservation": cluster_files.RESERVATION}
 FAULTS: list[tuple[str, dict[str, Any], str]] = [
     ("parallelcluster", {"storage": {}}, "has no storage.bucket, from which ParallelCluster's nodes take their scripts"),
     ("parallelcluster", {"nodes": [{**HEAD, "count": 2}, GPU]}, "must be one node of the market on-demand"),
@@ -348,16 +348,16 @@ FAULTS: list[tuple[str, dict[str, Any], str]] = [
 @pytest.mark.parametrize(("kind", "changes", "said"), FAULTS, ids=[f"{kind}: {said[:40]}" for kind, _, said in FAULTS])
 def test_a_fault_is_one_sentence(kind: str, changes: dict[str, Any], said: str) -> None:
     with pytest.raises(ClusterError) as error:
-        render.files(load(architectures.document(kind, **changes)))
+        render.files(load(cluster_files.document(kind, **changes)))
     assert said in str(error.value)
     assert "\n" not in str(error.value) and str(error.value)[-1] in ".?"
 
 
 @pytest.mark.parametrize("kind", plan.RENDERED)
 def test_the_module_renders_and_makes_nothing(call, tmp_path: Path, kind: str) -> None:
-    (tmp_path / "mine.yml").write_text(json.dumps(architectures.document(kind)))
+    (tmp_path / "mine.yml").write_text(json.dumps(cluster_files.document(kind)))
     done = call(cluster_document, path=str(tmp_path / "mine.yml"), verb="render")
-    file, command = plan.tool(load(architectures.document(kind)))
+    file, command = plan.tool(load(cluster_files.document(kind)))
     assert {file, "create.sh"} <= set(done["rendered"]) and done["state"] == ""
     assert command in done["rendered"]["create.sh"]
     for verb in plan.VERBS:
@@ -416,7 +416,7 @@ def test_create_sh_asks_for_ids_and_runs_the_tool(tmp_path: Path, name: str) -> 
 
 
 def test_create_sh_stops_at_an_output_that_is_not_there(tmp_path: Path) -> None:
-    for name, text in render.files(load(architectures.document("parallelcluster"))).items():
+    for name, text in render.files(load(cluster_files.document("parallelcluster"))).items():
         (tmp_path / name).write_text(text)
     stand_ins(tmp_path / "bin", aws="#!/bin/bash\n", envsubst=ENVSUBST, pcluster=TOOL)
     env = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "SEEN": str(tmp_path / "seen")}
@@ -448,7 +448,7 @@ RESOURCES = {
     ],
 )
 def test_a_node_of_hyperpod_finds_its_group(tmp_path: Path, address: str, code: int, said: str, started: str) -> None:
-    (tmp_path / "on_create.sh").write_text(files_of(architectures.document("hyperpod-slurm"))["on_create.sh"])
+    (tmp_path / "on_create.sh").write_text(files_of(cluster_files.document("hyperpod-slurm"))["on_create.sh"])
     for name in ("head", "gpu"):
         (tmp_path / f"boot-{name}.sh").write_text(f"echo booted {name}\nexit {code}\n")
     (tmp_path / "resource_config.json").write_text(json.dumps(RESOURCES))
