@@ -3,7 +3,7 @@
 # One lane has the fleet `e2e` and its faults, the other the rehearsal and what needs no fleet. tests/unit.sh has run the other folders.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
-beside=(tests/e2e/test_10_bad_input.py tests/e2e/test_25_rehearsal.py)
+beside=(tests/e2e/test_10_bad_input.py tests/e2e/test_11_bad_slurm.py tests/e2e/test_25_rehearsal.py)
 ignored=("${beside[@]/#/--ignore=}" --ignore=tests/e2e/test_50_image.py)
 
 said=$(mktemp)

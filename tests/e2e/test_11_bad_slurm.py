@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""One sentence refuses invalid Slurm configurations before a node is made, started or reached, and too large jobs; all sentences are in
+"""One sentence refuses an invalid Slurm configuration before a node is made, started or reached; all sentences are in
 tests/unit/test_slurm_faults.py."""
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 
 import pytest
-from test_10_bad_input import NAME, PLAYBOOK, Refuse, inventory, one_sentence, refuse  # noqa: F401 (fixtures)
+from test_10_bad_input import NAME, PLAYBOOK, Refuse, inventory, refuse  # noqa: F401 (fixtures)
 
 pytestmark = pytest.mark.engine
 
@@ -50,15 +50,3 @@ def test_invalid_slurm_configuration(refuse: Refuse, inventory, tmp_path: Path, 
     (tmp_path / "variables.json").write_text(json.dumps({"muster_fleet": NAME, **variables}))
     said = refuse(*PLAYBOOK, *inventory("node-1"), "-e", f"@{tmp_path}/variables.json")
     assert sentence in said
-
-
-@pytest.mark.parametrize(
-    ("playbook", "variable", "name"), [("train.yml", "muster_training", "train"), ("nccl_tests.yml", "muster_collectives", "collectives")]
-)
-def test_more_ranks_than_cpus(fleet, playbook: str, variable: str, name: str) -> None:
-    newest = ("sacct", "--noheader", "--allocations", "--allusers", "--format=jobid", "--starttime=now-1days")
-    before = fleet.ansible("controller-1", *newest)
-    said = one_sentence(fleet.run(f"playbooks/{playbook}", "-e", json.dumps({variable: {"procs_per_node": 64}})))
-    assert f"Job {name} wants 64 ranks of 1 CPUs on each of 2 nodes" in said
-    assert "lower nodes, procs_per_node or cpus_per_proc." in said
-    assert fleet.ansible("controller-1", *newest) == before

@@ -14,6 +14,7 @@ import pytest
 import yaml
 from e2e_fleet import ROOT, Fleet
 from kernel_settings import kernel_settings
+from test_10_bad_input import one_sentence
 
 pytestmark = pytest.mark.engine
 
@@ -147,3 +148,15 @@ def test_report_reads_well_in_a_browser(fleet: Fleet, tmp_path, width: int) -> N
         assert browser.errors() == []
     finally:
         browser.close()
+
+
+@pytest.mark.parametrize(
+    ("playbook", "variable", "name"), [("train.yml", "muster_training", "train"), ("nccl_tests.yml", "muster_collectives", "collectives")]
+)
+def test_more_ranks_than_cpus(fleet, playbook: str, variable: str, name: str) -> None:
+    newest = ("sacct", "--noheader", "--allocations", "--allusers", "--format=jobid", "--starttime=now-1days")
+    before = fleet.ansible("controller-1", *newest)
+    said = one_sentence(fleet.run(f"playbooks/{playbook}", "-e", json.dumps({variable: {"procs_per_node": 64}})))
+    assert f"Job {name} wants 64 ranks of 1 CPUs on each of 2 nodes" in said
+    assert "lower nodes, procs_per_node or cpus_per_proc." in said
+    assert fleet.ansible("controller-1", *newest) == before
