@@ -319,11 +319,14 @@ def main():
         argument_spec={
             "files": {"type": "list", "elements": "dict", "required": True, "options": SPEC},
             "validate_together": {"type": "list", "elements": "dict", "default": [], "options": TOGETHER_SPEC},
-            "secrets": {"type": "list", "elements": "dict", "default": [], "options": SECRET_SPEC, "no_log": False},
+            # The module's call goes to the node's journal, where no_log of a suboption hides no content of several lines.
+            "secrets": {"type": "list", "elements": "dict", "default": [], "options": SECRET_SPEC, "no_log": True},
             "show_diff": {"type": "bool", "default": True},
         },
         supports_check_mode=True,
     )
+    # It would also hide the paths, owners and modes of these files in the answer, where only contents are secret.
+    module.no_log_values = {line for spec in module.params["secrets"] for line in (spec["content"], spec["content"].strip()) if line}
     pending, diffs, before, applied = [], [], [], {}
     files = module.params["files"]
     for index, spec in enumerate(files + module.params["secrets"]):

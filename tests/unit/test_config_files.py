@@ -11,6 +11,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from ansible.module_utils import basic
 
 from ansible_collections.muster.fleet.plugins.modules import config_files as module
 
@@ -298,3 +299,17 @@ def test_secrets_are_written_with_the_files_and_shown_nowhere(call, tmp_path):
     assert "hush-hush" not in str(result)
     assert [Path(each["after_header"].split()[0]).name for each in result["diff"]] == ["conf"]
     assert not call(module, files=files, secrets=secrets)["changed"]
+
+
+def test_no_secret_is_in_the_journal(call, tmp_path, monkeypatch):
+    """Ansible writes each call of a module with its arguments to syslog, where lines that were escaped are not recognised."""
+    logged = []
+    monkeypatch.setattr(basic.AnsibleModule, "log", lambda _self, msg, log_args=None: logged.append(str(msg) + str(log_args)))
+    mine = {"owner": str(os.getuid()), "group": str(os.getgid())}
+    files = [{"dest": str(tmp_path / "conf"), "content": "plain\n", **mine}]
+    secrets = [{"dest": str(tmp_path / "key"), "content": "first-hush\nsecond-hush\n", **mine}]
+    result = call(module, files=files, secrets=secrets)
+    assert any("plain" in line for line in logged)
+    assert not [line for line in logged if "hush" in line]
+    assert "hush" not in str(result)
+    assert str(tmp_path / "key") in str(result), "its path is no secret"
