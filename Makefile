@@ -28,7 +28,7 @@ test:
 	@tools/setup.sh --test
 	$(STAGE) lint 240 -- $(MAKE) --no-print-directory lint
 	$(STAGE) unit 1300 -- $(MAKE) --no-print-directory unit
-	$(STAGE) fleet 1800 -- tests/fleet.sh
+	$(STAGE) fleet 2000 -- tests/fleet.sh
 	-$(STAGE) packer 600 -- $(BIN)/python tools/get_packer.py # where it is not to be had, the next stage skips its tests by name
 	$(STAGE) image 600 -- $(BIN)/pytest --engine $(IMAGE)
 	$(STAGE) proofs 400 -- $(BIN)/python tests/proofs.py rerun --seconds 240 # some, chosen by the commit
