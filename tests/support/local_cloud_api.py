@@ -109,6 +109,7 @@ def machines(served: Cloud) -> Machines:
     from localcloud.cloud import AMIS
 
     moto_api_backend.reset()
+    served.stacks.regions.clear()
 
     made = served._machines
     images = {ami: made.images[ami] for ami in AMIS}

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ import pytest
 from ansible_collections.muster.fleet.plugins.module_utils.jobs import document as job
 from ansible_collections.muster.fleet.plugins.module_utils.jobs import kubernetes, target
 from ansible_collections.muster.fleet.plugins.module_utils.jobs import run as jobs
-from ansible_collections.muster.fleet.plugins.module_utils.jobs.kubernetes_run import Kubernetes, Unreachable
+from ansible_collections.muster.fleet.plugins.module_utils.jobs.kubernetes_run import Kubernetes
+from ansible_collections.muster.fleet.plugins.module_utils.kubernetes.api import Unreachable
 from ansible_collections.muster.fleet.plugins.modules import kubernetes_job
 
 HELLO = {"name": "hello", "command": ["true"], "image": "a/b:1", "nodes": 2}
@@ -233,8 +235,8 @@ def test_a_stopped_job_keeps_its_output(tmp_path: Path) -> None:
 
 
 def test_a_missing_client_and_a_missing_context_are_named(call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kubernetes_job, "official_config", None)
+    monkeypatch.setitem(sys.modules, "kubernetes", None)
     options = {"job": HELLO, "store": str(tmp_path)}
-    assert "install the package kubernetes in Ansible's Python" in call(kubernetes_job, **options)["msg"]
-    monkeypatch.setattr(kubernetes_job, "official_config", object())
+    said = call(kubernetes_job, **options, target={"context": "here"})["msg"]
+    assert "install the package kubernetes in Ansible's Python" in said
     assert "muster_target has no context; name the one of ~/.kube/config or KUBECONFIG" in call(kubernetes_job, **options)["msg"]
