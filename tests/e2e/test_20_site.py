@@ -12,9 +12,8 @@ import chromium_pipe
 import jsonschema
 import pytest
 import yaml
-from e2e_fleet import ROOT, Fleet
+from e2e_fleet import ROOT, Fleet, one_sentence
 from kernel_settings import kernel_settings
-from test_10_bad_input import one_sentence
 
 pytestmark = pytest.mark.engine
 
