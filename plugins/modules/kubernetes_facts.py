@@ -81,7 +81,7 @@ expected:
   type: dict
   sample: {gpu: true, efa: true}
 claims:
-  description: The phase of each claim.
+  description: The phase of each claim, or C(WaitForFirstConsumer) when its storage class binds it for its first pod.
   returned: success
   type: dict
   sample: {fsx-claim: Bound}
@@ -112,17 +112,13 @@ def gather(objects, params):
     """The answer of the module."""
     found = facts.nodes((objects.get("/api/v1/nodes") or {}).get("items", []))
     space = params["namespace"]
-    claims = {}
-    for name in params["claims"]:
-        claim = objects.get("/api/v1/namespaces/%s/persistentvolumeclaims/%s" % (space, name))
-        claims[name] = claim["status"].get("phase", "Pending") if claim else "it is not there"
     status, etcd = objects.ask("GET", "/readyz/etcd")
     return {
         "version": objects.get("/version")["gitVersion"],
         "nodes": found,
         "lacking": {device: facts.lacking(found, device) for device in facts.DEVICES},
         "expected": {device: facts.expects(found, device) for device in facts.DEVICES},
-        "claims": claims,
+        "claims": {name: facts.claim(objects, space, name, 60) for name in params["claims"]},
         "webhooks": {name: facts.webhook(objects, name, space) for name in params["operators"]},
         "dns": facts.resolved(objects, space, params["probe_image"], "kubernetes.default.svc") if params["probe_image"] else "",
         "etcd": said(status, etcd),

@@ -230,7 +230,7 @@ def main():
             target=given["target"],
             texts=texts,
         )
-        document = documents.load(found.pop("document"))
+        document = documents.load(found["document"])
         answers = estimates(module, found.pop("estimate"))
         if answers:
             workload.check_fits(recipe, found["model"], found["type"], answers)
@@ -242,8 +242,8 @@ def main():
         module.fail_json(msg="recipe.yml of %s is not YAML: %s; mend it." % (given["recipe"], " ".join(str(error).split())))
     except documents.JobError as error:
         module.fail_json(msg=str(error))
-    real = found.pop("real")
-    module.exit_json(changed=False, recipe=recipe, document=document, real=real or {}, memory=answers[0] if answers else {}, **found)
+    result = {**found, "document": document, "real": found["real"] or {}, "memory": answers[0] if answers else {}}
+    module.exit_json(changed=False, recipe=recipe, **result)
 
 
 if __name__ == "__main__":

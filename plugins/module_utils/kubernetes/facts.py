@@ -127,6 +127,30 @@ def webhook(objects, operator, namespace):
     return "refused" if "admission webhook" in text and "denied" in text else text
 
 
+def claim(objects, namespace, name, seconds):
+    """The phase of a claim. A new one is Pending until a controller has bound it, so wait up to `seconds` for that.
+
+    "WaitForFirstConsumer" when its storage class binds it only for a pod, "it is not there" for none.
+    """
+    until = objects.clock() + seconds
+    while True:
+        found = objects.get("/api/v1/namespaces/%s/persistentvolumeclaims/%s" % (namespace, name))
+        if not found:
+            return "it is not there"
+        phase = found.get("status", {}).get("phase", "Pending")
+        if phase != "Pending":
+            return phase
+        kind = found.get("spec", {}).get("storageClassName")
+        if (
+            kind
+            and (objects.get("/apis/storage.k8s.io/v1/storageclasses/%s" % kind) or {}).get("volumeBindingMode") == "WaitForFirstConsumer"
+        ):
+            return "WaitForFirstConsumer"
+        if objects.clock() >= until:
+            return phase
+        objects.sleep(0.5)
+
+
 def output_of(objects, pod, seconds):
     """(whether a pod succeeded, its log or why there is none); the pod is gone afterwards."""
     path = objects.path(pod)
