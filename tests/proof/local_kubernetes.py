@@ -263,7 +263,7 @@ def test_a_job_that_somebody_deletes_is_an_error(site: Site) -> None:
 
 def running(job: str) -> str:
     """The name of the PyTorchJob of a job whose pods all run."""
-    pods = json.loads(kubectl("get", "pods", "--selector", f"muster/name={job}", "--output", "json"))["items"]
+    pods = json.loads(kubectl("get", "pods", "--selector", f"muster/job={job}", "--output", "json"))["items"]
     if not pods or any(pod["status"].get("phase") != "Running" for pod in pods):
         return ""
     return pods[0]["metadata"]["labels"]["training.kubeflow.org/job-name"]
@@ -284,7 +284,7 @@ def test_a_killed_worker_resumes_with_the_losses_of_an_undisturbed_run(site: Sit
     process = site.start("playbooks/train.yml", muster_rerun=True)
     [disturbed] = until(lambda: training_folders() - {undisturbed}, 120, "the second training")
     until(lambda: (disturbed / "train.jsonl").exists() and len(losses(disturbed)) >= 8, 120, "some steps")
-    kubectl("delete", "pod", "--selector", "muster/name=train,training.kubeflow.org/replica-index=1", "--grace-period=0", "--force")
+    kubectl("delete", "pod", "--selector", "muster/job=train,training.kubeflow.org/replica-index=1", "--grace-period=0", "--force")
     said, _nothing = process.communicate(timeout=300)
     assert process.returncode == 0, said[-4000:]
     [training] = site.report()["training"]

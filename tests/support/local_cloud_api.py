@@ -98,6 +98,8 @@ def served() -> Iterator[Cloud]:
 
     with pytest.MonkeyPatch.context() as patch, Cloud("unit", machines=Machines()) as cloud:
         patch.setattr(boto3.session.Session, "client", client)
+        # boto3's own session would keep the keys of the cloud of another test file.
+        patch.setattr(boto3, "DEFAULT_SESSION", None)
         yield cloud
 
 

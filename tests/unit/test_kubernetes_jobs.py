@@ -155,6 +155,22 @@ def test_a_failure_has_its_state_and_exit_status(tmp_path: Path, pods: list, end
     assert (error.value.facts["state"], error.value.facts["exit_code"]) == (state, code)
 
 
+def test_pods_that_the_operator_deleted_are_remembered(tmp_path: Path) -> None:
+    killed = [pod(0, **dead("OOMKilled", 137)), pod(1)]
+    server = Server((RUNNING, None), (killed, None), ([], condition("Failed", "PyTorchJobFailed", "it has reached the backoff limit")))
+    with pytest.raises(jobs.RunError, match="the operator deleted its pods, and their logs with them") as error:
+        bring(server, tmp_path)
+    found = error.value.facts
+    assert (found["state"], found["exit_code"], found["nodes"], found["restarts"]) == ("OUT_OF_MEMORY", 137, ["host-0", "host-1"], 2)
+
+
+def test_the_operator_may_delete_pods_only_of_a_job_with_retries(tmp_path: Path) -> None:
+    for retries, limit in ((0, None), (2, 2)):
+        document = job.load({**HELLO, "retries": retries}, "pytorchjob")
+        policy = kubernetes.render(document, job.identity(document), target.load("pytorchjob", {}))["spec"]["runPolicy"]
+        assert policy.get("backoffLimit") == limit
+
+
 def waiting(reason: str) -> dict:
     return {"containerStatuses": [{"restartCount": 0, "state": {"waiting": {"reason": reason, "message": "said so"}}}]}
 

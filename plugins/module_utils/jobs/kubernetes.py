@@ -213,7 +213,11 @@ def _pytorchjob(document, metadata, target):
     elif target["etcd"]:
         raise JobError("muster_target.etcd is set, and job %s meets by c10d; set launcher.rendezvous to etcd-v2." % document["name"])
     worker = {"replicas": document["nodes"], "restartPolicy": "OnFailure" if document["retries"] else "Never", "template": pod}
-    return {"elasticPolicy": elastic, "runPolicy": _run_policy(document), "pytorchReplicaSpecs": {"Worker": worker}}
+    policy = _run_policy(document)
+    if not document["retries"]:
+        # With a limit, the operator deletes the pods of a failed job, and their logs with them.
+        del policy["backoffLimit"]
+    return {"elasticPolicy": elastic, "runPolicy": policy, "pytorchReplicaSpecs": {"Worker": worker}}
 
 
 def _run_policy(document):

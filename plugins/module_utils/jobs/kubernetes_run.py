@@ -41,6 +41,8 @@ class Kubernetes(jobs.Service):
         plural = KINDS[document["launcher"]["kind"]][2]
         self.folder = "/apis/%s/namespaces/%s/%s" % (manifest["apiVersion"], self.namespace, plural)
         self.core = "/api/v1/namespaces/%s/" % self.namespace
+        # The pods as they were last seen: an operator deletes those of a job that takes too long or fails more often than `retries` allows.
+        self.seen: list = []
 
     def ask(self, method, path, query=None, body=None, kind="application/json"):
         """(status, answer); tries again until the deadline while the API server gives no answer or is too busy."""
@@ -115,13 +117,14 @@ class Kubernetes(jobs.Service):
         found = self._get()
         if found is None:
             return None
-        pods = self._pods()
+        present = self._pods()
+        self.seen = pods = present or self.seen
         ranks = [pod for pod in pods if pod["metadata"].get("labels", {}).get("muster/role") != "launcher"]
         containers = [each for pod in pods for each in pod.get("status", {}).get("containerStatuses", [])]
         dead = [each["state"]["terminated"] for each in containers if each.get("state", {}).get("terminated")]
         dead += [each["lastState"]["terminated"] for each in containers if each.get("lastState", {}).get("terminated")]
         failed = [each for each in dead if each.get("exitCode")]
-        running = [pod for pod in ranks if pod.get("status", {}).get("phase") == "Running"]
+        running = [pod for pod in ranks if present and pod.get("status", {}).get("phase") == "Running"]
         state, reason = "RUNNING" if running else "PENDING", "None"
         condition = ended(found)
         if condition:
@@ -129,6 +132,8 @@ class Kubernetes(jobs.Service):
             state = "COMPLETED" if condition["type"] in DONE else "TIMEOUT" if "DeadlineExceeded" in reason else "FAILED"
             if state == "FAILED" and any(each.get("reason") == "OOMKilled" for each in failed):
                 state = "OUT_OF_MEMORY"
+            if state != "COMPLETED" and not present:
+                reason += "; the operator deleted its pods, and their logs with them"
         elif len(running) < self.document["nodes"]:
             reason = next(filter(None, map(waits_for, pods)), "None")
             if "nodes are available" in reason:
