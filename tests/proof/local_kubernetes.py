@@ -84,6 +84,7 @@ class Site:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.begun: list[subprocess.Popen[str]] = []
         self.target: dict[str, Any] = {
             "kubeconfig": str(Cluster(NAME).kubeconfig),
             "context": NAME,
@@ -95,7 +96,9 @@ class Site:
         inventory = ROOT / "inventory/local_kubernetes"
         argv = [str(ROOT / ".venv/bin/ansible-playbook"), "-i", str(inventory), str(ROOT / name), "-e", json.dumps(given)]
         env = {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "PWD": str(self.folder), "LC_ALL": "C.UTF-8"}
-        return subprocess.Popen(argv, cwd=self.folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        process = subprocess.Popen(argv, cwd=self.folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        self.begun.append(process)
+        return process
 
     def playbook(self, name: str, **variables: Any) -> subprocess.CompletedProcess[str]:
         process = self.start(name, **variables)
@@ -145,6 +148,11 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     print(f"site.yml on a new cluster: {time.monotonic() - began:.0f} s")
     assert ended.returncode == 0, ended.stdout[-6000:]
     yield site
+    # A failed test leaves its playbook.
+    for process in site.begun:
+        if process.poll() is None:
+            process.terminate()
+            process.wait(60)
     ended = site.playbook("playbooks/local_kubernetes_down.yml")
     assert ended.returncode == 0, ended.stdout[-3000:]
     assert left_by(NAME) == []
