@@ -16,6 +16,7 @@ from ansible_collections.muster.fleet.plugins.module_utils.hardware import catal
 from ansible_collections.muster.fleet.plugins.module_utils.health import efa_checks, gpu_checks, lookat, settings, xids
 from ansible_collections.muster.fleet.plugins.module_utils.health.lookat import CannotRun, NotHere
 from ansible_collections.muster.fleet.plugins.module_utils.health.run import blocks, record_of, run_checks
+from ansible_collections.muster.fleet.plugins.module_utils.node import rehearsal
 from ansible_collections.muster.fleet.plugins.module_utils.node.rehearsal import SAYS
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -517,6 +518,15 @@ def test_a_clock_without_a_server(machine: Machine) -> None:
     machine.said["chronyc"] = (1, "", "506 Cannot talk to daemon")
     assert "506 Cannot talk to daemon" in machine.look("clock")["reason"]
     assert machine.look("clock")["status"] == "not_run"
+
+
+def test_drift_of_stand_ins_is_no_proof(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    on_the_host(machine)
+    assert machine.look("drift")["status"] == "passed"
+    machine.rehearsed = {"instance_type": TYPE, "stand_ins": ["nvidia-smi"], "devices": []}
+    monkeypatch.setattr(rehearsal, "of_entry", lambda entry: ["slurmd"] if "slurmd" in entry["packages"] else [])
+    found = machine.look("drift")
+    assert (found["status"], found["rehearsed"]) == ("not_run", "passed")
 
 
 def test_a_full_disk(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:

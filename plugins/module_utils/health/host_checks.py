@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 from ansible_collections.muster.fleet.plugins.module_utils.health.lookat import CannotRun, Found
-from ansible_collections.muster.fleet.plugins.module_utils.node import manifest
+from ansible_collections.muster.fleet.plugins.module_utils.node import manifest, rehearsal
 
 LEAST_MEMORY = 0.95  # of the type's nominal memory; the kernel keeps some for itself
 
@@ -223,6 +223,7 @@ def drift(node):
             versions = manifest.parse_rpm(node.ask(["rpm", "-qa", "--qf", "%{NAME} %{VERSION}-%{RELEASE}\n"], 20))
     faults = []
     for name, entry in sorted(document["components"].items()):
+        node.saw(rehearsal.of_entry(entry) if node.rehearsed else [])
         faults += ["%s: %s" % (name, reason) for reason in manifest.differences(entry, None, node.exists, versions)]
     return Found("%d components" % len(document["components"]), "as installed", faults[:8])
 
