@@ -18,7 +18,7 @@ pytestmark = pytest.mark.engine
 
 NAME = f"image{os.getpid()}"
 FLEET = "tests/e2e/image_fleet"
-COMPONENTS = ["common", "slurm", "trainer"]
+COMPONENTS = ["common", "slurm", "node_health", "trainer"]
 # These variables decide what is installed, so builder and nodes get the same ones; else the nodes install again.
 VARIABLES = {
     "common_ca_certificates": "{{ query('ansible.builtin.fileglob', '/usr/local/share/ca-certificates/*.crt') }}",
