@@ -30,7 +30,8 @@ from moto.moto_server import werkzeug_app
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
 from werkzeug.serving import make_server
 
-from localcloud import ec2, ssm
+from localcloud import account, ec2, ssm
+from localcloud.cloudformation.api import CloudFormation
 
 # moto would tell browsers that every web page may call it. Its variable would be too late where moto was imported before.
 werkzeug_app.DISABLE_GLOBAL_CORS = True
@@ -71,6 +72,7 @@ class Cloud:
         faults = Faults(DomainDispatcherApplication(create_backend_app), keys, self._machines.kill)
         ec2.install(self._machines, faults)
         ssm.install()
+        account.install()
         try:
             self._server = make_server("127.0.0.1", self._port, faults, threaded=True, request_handler=Quiet)
             self._servers = [self._server, self._for_instances(faults)]
@@ -90,6 +92,7 @@ class Cloud:
             # Packer polls every 15 s; here everything is done when the call returns.
             "AWS_POLL_DELAY_SECONDS": "1",
         }
+        self.stacks = faults.own["cloudformation"] = CloudFormation(self.env)
         return self
 
     def __exit__(self, *_: object) -> None:

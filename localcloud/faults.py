@@ -65,6 +65,8 @@ class Faults:
 
     def __init__(self, app: Callable, keys: Keys, die: Callable[[str], None]) -> None:
         self._app = app
+        # Services that this cloud has instead of moto's, by name.
+        self.own: dict[str, Callable] = {}
         self._keys = keys
         self._die = die
         self._waiting: list[dict] = []
@@ -123,7 +125,11 @@ class Faults:
         fault = next((each for each in list(self._waiting) if each.get("action") == action and "error" in each and each["times"]), None)
         if not action or fault is None or not self.take(action=action, error=fault["error"]):
             code, said = malformed(action, asked) if service == "ec2" else ("", "")
-            return refuse(start_response, service, code, said, "400 Bad Request") if code else self._app(environ, start_response)
+            if code:
+                return refuse(start_response, service, code, said, "400 Bad Request")
+            if service in self.own and scope:
+                return self.own[service](scope[1], body, start_response)
+            return self._app(environ, start_response)
         status = f"{STATUS.get(fault['error'], 400)} Fault"
         return refuse(start_response, "json" if target else service, fault["error"], f"{fault['error']}, as ordered.", status)
 

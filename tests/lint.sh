@@ -31,6 +31,9 @@ check "role READMEs (make docs)" python tools/role_readmes.py --check
 check "catalogue (make docs)" python tools/catalogue.py --check
 check "docs/efa.md (make docs)" python tools/efa_doc.py --check
 check "kubernetes/ (make docs)" python tools/kubernetes_manifests.py --check
+check "cloudformation/ (make docs)" python tools/cloudformation.py --check
+check "tests/fixtures/architectures (make docs)" python tools/cluster_files.py --check
+check "alarms and dashboards (make docs)" python tools/observe.py --check
 check "docs/support.md (make docs)" python tests/proofs.py table
 check "ansible-lint" ansible-lint -q --nocolor
 finish_sanity() {

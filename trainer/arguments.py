@@ -20,7 +20,7 @@ REPLACED = {
     "--rotary_emb_base": "--model and --model_type decide the rotary base",
     "--offload_activations": RECOMPUTE,
     "--activation_loading_horizon": RECOMPUTE,
-    "--cpu_offload": "weights stay on the device: divide them over more ranks, `estimate` says how many it takes",
+    "--cpu_offload": "weights stay on the device; --offload optimizer moves AdamW's moments to the host's memory",
     "--limit_all_gathers": "FSDP2 limits them itself: leave it out",
     "--peak_tflops_per_gpu": "MFU takes the peak from devices.json, and is n/a where that has none: leave it out",
 }

@@ -25,15 +25,7 @@ from trainer.perf_table import COLLECTIVES, Cell, Collective
 
 PERIOD = 251
 EXIT_WRONG = 7  # nccl-tests' code for wrong results
-DTYPES = {
-    "int8": torch.int8,
-    "int32": torch.int32,
-    "int64": torch.int64,
-    "half": torch.half,
-    "float": torch.float,
-    "double": torch.double,
-    "bfloat16": torch.bfloat16,
-}
+DTYPES = {name: getattr(torch, name) for name in ("int8", "int32", "int64", "half", "float", "double", "bfloat16")}
 REDOPS = {"sum": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}
 COPY_IN = "out-of-place copies into the receive buffer first, because torch.distributed works in place here; the copy is timed"
 COPY_OUT = "in-place sends from a copy of the buffer, because torch.distributed has no in-place form; the copy is timed"

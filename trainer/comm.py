@@ -2,7 +2,8 @@
 # Copyright: the Muster developers
 """The collectives inside a model, each with its gradient. A group of None is a single rank, for which they do nothing."""
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
@@ -10,6 +11,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 Group: TypeAlias = dist.ProcessGroup | None
@@ -39,6 +41,19 @@ def local(weight: nn.Parameter | Tensor) -> Tensor:
     return weight.to_local() if isinstance(weight, DTensor) else weight
 
 
+@functools.cache
+def on_cpu(mesh: DeviceMesh) -> DeviceMesh:
+    """The same ranks and groups for tensors in host memory."""
+    groups = [mesh.get_group(dim) for dim in range(mesh.ndim)]
+    return DeviceMesh.from_group(groups, "cpu", mesh=mesh.mesh, mesh_dim_names=mesh.mesh_dim_names)
+
+
+def in_host(part: Tensor, like: DTensor) -> DTensor:
+    """`part`, which lies in host memory, as this rank's part of a tensor like `like`. On the mesh of `like` it would move to its device."""
+    mesh = on_cpu(like.device_mesh)
+    return DTensor.from_local(part, mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride())
+
+
 def gather(x: Tensor, dim: int, group: Group) -> Tensor:
     """The parts of all ranks in a row. Backward adds up the gradients of all ranks and divides them again."""
     return x if group is None else funcol.wait_tensor(all_gather(x.contiguous(), dim, group))
@@ -49,9 +64,15 @@ def scatter_sum(x: Tensor, dim: int, group: Group) -> Tensor:
     return x if group is None else funcol.wait_tensor(reduce_scatter(x.contiguous(), "sum", dim, group))
 
 
-def exchange(x: Tensor, group: Group) -> Tensor:
-    """x[r] goes to rank r, and result[r] comes from it; backward sends the gradients back."""
-    return x if group is None else funcol.wait_tensor(funcol.all_to_all_single_autograd(x.contiguous(), None, None, group))
+def exchange(x: Tensor, group: Group, received: list[int] | None = None, sent: list[int] | None = None) -> Tensor:
+    """`sent[r]` rows of x go to rank r in order, and `received[r]` rows of the result come from it; equal parts if not given.
+    Backward sends the gradients back."""
+    return x if group is None else funcol.wait_tensor(funcol.all_to_all_single_autograd(x.contiguous(), received, sent, group))
+
+
+def total(x: Tensor, group: Group) -> Tensor:
+    """The sum of all ranks' x, which needs no gradient."""
+    return x if group is None else funcol.wait_tensor(funcol.all_reduce(x.contiguous(), "sum", group))
 
 
 class _SumGradient(torch.autograd.Function):
@@ -62,31 +83,12 @@ class _SumGradient(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return funcol.wait_tensor(funcol.all_reduce(gradient.contiguous(), "sum", ctx.group)), None
+        return total(gradient, ctx.group), None
 
 
 def sum_gradient(x: Tensor, group: Group) -> Tensor:
     """x itself; backward sums its gradient over the ranks. For weights that every rank has whole and uses on its part of the tokens."""
     result: Tensor = x if group is None else _SumGradient.apply(x, group)  # type: ignore[no-untyped-call]
-    return result
-
-
-class _AllToAll(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, out: list[int], into: list[int], group: dist.ProcessGroup) -> Tensor:
-        ctx.sizes, ctx.group = (into, out), group
-        result = x.new_empty(sum(out), *x.shape[1:])
-        dist.all_to_all_single(result, x.contiguous(), out, into, group=group)
-        return result
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        return _AllToAll.apply(gradient, *ctx.sizes, ctx.group), None, None, None  # type: ignore[no-untyped-call]
-
-
-def all_to_all(x: Tensor, received: Sequence[int], sent: Sequence[int], group: dist.ProcessGroup) -> Tensor:
-    """Exchange the rows of x: `sent[r]` of them go to rank r in order, and `received[r]` come from it."""
-    result: Tensor = _AllToAll.apply(x, list(received), list(sent), group)  # type: ignore[no-untyped-call]
     return result
 
 

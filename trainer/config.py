@@ -12,6 +12,7 @@ from trainer.models import PRESETS, ROPE_THETA
 
 LAYOUTS = ("full", "hybrid", "ddp")
 RECOMPUTE = ("none", "selective", "full")
+ADAMW, MOMENTS, OFFLOAD = ("fused", "foreach"), ("fp32", "bf16"), ("none", "optimizer")
 PRECISIONS = ("fp64", "fp32", "fp16", "bf16", "float8")
 
 
@@ -83,6 +84,7 @@ class LayoutFlags:
     compile: int = flag(0, SWITCH, "1 compiles each block")
     precision: str | None = flag(None, str, "type of the products (bf16 on GPUs that have it, else fp16 or fp32; fp32 on CPUs)", PRECISIONS)
     bf16: int | None = flag(None, SWITCH, "1 is --precision bf16, 0 is fp32")
+    deterministic: int = flag(0, SWITCH, "1 takes only kernels that give the same bits in every run, which may be slower")
     backend: str | None = flag(None, str, "nccl on GPUs, gloo on CPUs (by the machine's devices if not given)", ("gloo", "nccl"))
     timeout_s: int = flag(600, POSITIVE, "seconds to wait for the other ranks before giving up")
 
@@ -102,6 +104,9 @@ class OptimiserFlags:
     weight_decay: float = flag(0.2, AMOUNT, "AdamW's weight decay, on matrices only")
     beta1: float = flag(0.9, DECAY, "AdamW's decay of the first moment")
     beta2: float = flag(0.95, DECAY, "AdamW's decay of the second moment")
+    adamw: str = flag("fused", str, "the kernel that updates the weights; foreach needs the space of another moment", ADAMW)
+    moments: str = flag("fp32", str, "type of AdamW's moments; bf16 halves them", MOMENTS)
+    offload: str = flag("none", str, "optimizer keeps AdamW's moments in the host's memory, and each step moves them twice", OFFLOAD)
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from trainer.cli import UsageError, nearest
 GIB = 2**30
 DEVICES = json.loads(Path(__file__).with_name("devices.json").read_text())
 LINK_REACHED = 0.8  # share that large messages reach of NVLink's rate in one direction, and of the network's rate
-PCIE = 10e9  # bytes a second between devices of a node without NVLink
-RESERVE, FRAGMENTED = 1.5 * GIB, 0.05  # CUDA's context and NCCL's buffers; the share that the allocator cannot use
+PCIE = 10e9  # bytes a second to the host's memory, and between devices of a node without NVLink
+RESERVE, FRAGMENTED = 1.5 * GIB, 0.05  # CUDA's context and NCCL's buffers; the share that the allocator cannot use, with segments that grow
 
 
 def usable(device_bytes: float) -> float:

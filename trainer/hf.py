@@ -25,6 +25,12 @@ SINGLE = "model.safetensors"
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 EXPERT = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
+# Our names of counts and of the rotary embedding's scaling → those of config.json, for both directions.
+COUNTS = {"hidden_width": "hidden_size", "num_layers": "num_hidden_layers", "num_heads": "num_attention_heads"}
+COUNTS |= {name: name for name in ("num_key_value_heads", "intermediate_size", "vocab_size")}
+ROPE = {"rope_factor": "factor", "rope_low": "low_freq_factor", "rope_high": "high_freq_factor"}
+ROPE |= {"rope_original": "original_max_position_embeddings"}
+MIXTURE = {"num_experts": "num_local_experts", "experts_per_token": "num_experts_per_tok", "aux_loss": "router_aux_loss_coef"}
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "mixtral": "MixtralForCausalLM"}
 
 # Fields of config.json that this trainer supports with one value only, and those that change neither the logits nor the training.
@@ -95,28 +101,23 @@ def parts_from(config: dict[str, Any], rope: dict[str, Any], mixture: bool) -> t
         values = [value for name in names if (value := left.pop(name, None)) is not None]
         return float(values[0] if values else default)  # type: ignore[arg-type]
 
-    heads, hidden = count("num_attention_heads"), count("hidden_size")
-    parts: dict[str, Any] = {
-        "hidden_width": hidden,
-        "num_layers": count("num_hidden_layers"),
-        "num_heads": heads,
-        "num_key_value_heads": count("num_key_value_heads", heads),
-        "intermediate_size": count("intermediate_size"),
-        "vocab_size": count("vocab_size"),
+    if left.get("num_key_value_heads") is None:
+        left["num_key_value_heads"] = left.get("num_attention_heads")
+    parts: dict[str, Any] = {ours: count(theirs) for ours, theirs in COUNTS.items()}
+    parts |= {
         "rope_theta": amount("rope_theta", "rope_parameters.rope_theta", default=ROPE_THETA["llama_v2"]),
         # We have no sliding window, so a sample must fit into the model's.
         "context_limit": min(count("max_position_embeddings", 4096), count("sliding_window", 2**31)),
         "tied": left.pop("tie_word_embeddings", False) is True,
         "norm_eps": amount("rms_norm_eps", default=1e-6),
     }
-    if left.get("head_dim") == hidden // heads:
+    if left.get("head_dim") == parts["hidden_width"] // parts["num_heads"]:
         del left["head_dim"]
     kind = left.pop("rope_parameters.rope_type", "default")
     old = left.pop("rope_parameters.type", kind)
     if "llama3" in (kind, old):
-        for name, theirs in (("rope_factor", "factor"), ("rope_low", "low_freq_factor"), ("rope_high", "high_freq_factor")):
-            parts[name] = amount(f"rope_parameters.{theirs}")
-        parts["rope_original"] = count("rope_parameters.original_max_position_embeddings")
+        for name, theirs in ROPE.items():
+            parts[name] = (count if name == "rope_original" else amount)(f"rope_parameters.{theirs}")
     elif (kind, old) != ("default", "default"):
         left = {"rope_parameters.rope_type": old if kind == "default" else kind} | left
     if mixture:
@@ -130,22 +131,11 @@ def config_of(shape: Shape, dtype: torch.dtype) -> dict[str, Any]:
     kind = "mixtral" if shape.num_experts else "llama"
     rope: dict[str, Any] = {"rope_type": "default"}
     if shape.rope_factor != 1:
-        rope = {
-            "rope_type": "llama3",
-            "factor": shape.rope_factor,
-            "low_freq_factor": shape.rope_low,
-            "high_freq_factor": shape.rope_high,
-            "original_max_position_embeddings": shape.rope_original,
-        }
+        rope = {"rope_type": "llama3"} | {theirs: getattr(shape, name) for name, theirs in ROPE.items()}
     config = {
         "architectures": [ARCHITECTURES[kind]],
         "model_type": kind,
-        "hidden_size": shape.hidden_width,
-        "num_hidden_layers": shape.num_layers,
-        "num_attention_heads": shape.num_heads,
-        "num_key_value_heads": shape.num_key_value_heads,
-        "intermediate_size": shape.intermediate_size,
-        "vocab_size": shape.vocab_size,
+        **{theirs: getattr(shape, name) for name, theirs in COUNTS.items()},
         "max_position_embeddings": shape.context_limit or shape.max_context_width,
         "rope_theta": shape.rope_theta,
         # Both spellings: readers before transformers 5 know only the first.
@@ -159,12 +149,7 @@ def config_of(shape: Shape, dtype: torch.dtype) -> dict[str, Any]:
         "torch_dtype": str(dtype).removeprefix("torch."),
     }
     if shape.num_experts:
-        config |= {
-            "num_local_experts": shape.num_experts,
-            "num_experts_per_tok": shape.experts_per_token,
-            "router_aux_loss_coef": shape.aux_loss,
-            "sliding_window": None,
-        }
+        config |= {theirs: getattr(shape, name) for name, theirs in MIXTURE.items()} | {"sliding_window": None}
     return config
 
 

@@ -10,6 +10,7 @@ causal as on one rank, without a mask in memory.
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -34,10 +35,49 @@ def rope_tables(shape: Shape, device: torch.device, dtype: torch.dtype = torch.f
     return angles.cos(), angles.sin()
 
 
+class _Rotation(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        half, exact = x.shape[-1] // 2, wide(x)
+        turned = exact * cos
+        turned[..., :half].addcmul_(exact[..., half:], sin[..., :half], value=-1)
+        turned[..., half:].addcmul_(exact[..., :half], sin[..., half:])
+        return turned.to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        cos, sin = ctx.saved_tensors
+        return rotate(gradient, cos, -sin), None, None
+
+
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x (batch, heads, tokens, head_width) rotated by its position, computed in at least float32."""
-    left, right = wide(x).chunk(2, dim=-1)
-    return (wide(x) * cos + torch.cat((-right, left), dim=-1) * sin).to(x.dtype)
+    """x (batch, heads, tokens, head_width) rotated by its position, computed in at least float32. Nothing of x is kept for the backward
+    pass, which turns the gradient back."""
+    # A compiler fuses the plain formula by itself, and that of torch 2.11 takes wrong gradients from the other one.
+    if torch.compiler.is_compiling():
+        left, right = wide(x).chunk(2, dim=-1)
+        return (wide(x) * cos + torch.cat((-right, left), dim=-1) * sin).to(x.dtype)
+    result: Tensor = _Rotation.apply(x, cos, sin)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _Normed(torch.autograd.Function):
+    """RMSNorm for CPUs, for which torch has no kernel of its own: it would make twice as many passes over x."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        scale = (torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_() / x.shape[-1] + eps).rsqrt_()
+        normed = x * scale
+        ctx.save_for_backward(normed, weight, scale)
+        return normed * weight
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
+        normed, weight, scale = ctx.saved_tensors
+        by_weight = gradient * normed
+        along = (by_weight @ weight).unsqueeze(-1) / len(weight)
+        return (gradient * weight).sub_(normed * along).mul_(scale), by_weight.flatten(0, -2).sum(0), None
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, group: Group) -> Tensor:
@@ -75,7 +115,11 @@ class Norm(nn.Module):
         self.group = groups.tensor
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, x.shape[-1:], sum_gradient(local(self.weight), self.group), self.eps)
+        weight = sum_gradient(local(self.weight), self.group)
+        if x.is_cuda or x.itemsize < 4 or torch.compiler.is_compiling():
+            return F.rms_norm(x, x.shape[-1:], weight, self.eps)
+        result: Tensor = _Normed.apply(x, weight, self.eps)  # type: ignore[no-untyped-call]
+        return result
 
 
 class Embedding(nn.Embedding):

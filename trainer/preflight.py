@@ -78,10 +78,10 @@ def compare_hosts(expected: set[str], there: Sequence[str]) -> str:
 
 def check_memory(config: TrainConfig, shape: Shape, layout: Layout, device: torch.device, *, precision: str, per_host: int) -> str:
     """Compare the estimate with the device's memory; raises LocalError."""
-    plan, cpu, have = plan_of(config, layout), device.type != "cuda", memory_here(device, per_host)
-    need = memory(shape, plan, precision, cpu=cpu).total
+    plan, have = plan_of(config, layout), memory_here(device, per_host)
+    need = memory(shape, plan, precision).total
     if need > usable(have):
-        raise LocalError(f"the model does not fit: {advice(shape, plan, precision, have, cpu=cpu)}")
+        raise LocalError(f"the model does not fit: {advice(shape, plan, precision, have)}")
     return f"{need / GIB:.1f} of {usable(have) / GIB:.1f} GiB estimated"
 
 

@@ -44,7 +44,7 @@ def advice_for(config: TrainConfig, shape: Shape, world_size: int, device: torch
     """What to change when memory runs out."""
     have = memory_here(device, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     plan = plan_of(config, layout_of(config, shape, world_size))
-    return advice(shape, plan, precision_of(config, device)[0], have, cpu=device.type != "cuda")
+    return advice(shape, plan, precision_of(config, device)[0], have)
 
 
 def make_folders(config: TrainConfig) -> None:
@@ -75,6 +75,10 @@ def run(config: TrainConfig, ranks: Ranks) -> int:
     shape = read_shape(config)
     stop = StopFlag(read_stop_at(os.environ.get("MUSTER_STOP_AT", "")))
     record_collectives()
+    if config.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+        torch.utils.deterministic.fill_uninitialized_memory = False  # nothing here reads it
     device, backend = join(ranks, config.backend, config.timeout_s)
     first_does(lambda: make_folders(config))
     folder = "." if (config.checkpoint_dir or "s3://").startswith("s3://") else config.checkpoint_dir
@@ -107,7 +111,7 @@ class Run:
         found, damaged = self.find_checkpoint()
         weights = hf.source(hf.folder_of(config.init_from), shape) if config.init_from and not found else None
         engine = self.engine = build(shape, config, device, weights, empty=bool(found))
-        self.optimizer = optim.adamw(engine.model, config)
+        self.optimizer = optim.AdamW(engine.model, config)
         self.batch = engine.samples * engine.data_ranks  # samples of a step
         # Never wait for a GPU inside a step: read its results when it works on the next one.
         self.late = device.type == "cuda" and engine.scale is None

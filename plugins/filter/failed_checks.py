@@ -42,8 +42,13 @@ def failed_checks(facts, allow_not_run=()):
     return [sentence(record) for record in failing(records, allow_not_run)]
 
 
+def failed_hosts(hosts, hostvars):
+    known = ((host, hostvars[host]) for host in hosts if host in hostvars)
+    return [host for host, have in known if failed_checks(have.get("ansible_facts") or {}, have.get("muster_allow_not_run") or ())]
+
+
 class FilterModule:
     """Filters over check records."""
 
     def filters(self):
-        return {"failed_checks": failed_checks}
+        return {"failed_checks": failed_checks, "failed_hosts": failed_hosts}

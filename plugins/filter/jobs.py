@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from ansible.errors import AnsibleFilterError
 
-from ansible_collections.muster.fleet.plugins.module_utils.jobs import document, fleet, launchers, torchrun
+from ansible_collections.muster.fleet.plugins.module_utils.jobs import document, fleet, launchers, torchrun, workload
 
 
 def clear(function):
@@ -26,6 +26,13 @@ def job_script(data):
     return launchers.files(job, document.identity(job), {})["job.sbatch"]
 
 
+def workload_result(text, chosen, steps=0):
+    """What came of the run of a recipe, with `summary` and `log`."""
+    given = {key: chosen[key] for key in ("model", "ranks", "context")}
+    found = workload.judge(chosen["recipe"], text, asked_steps=int(steps or 0), **given)
+    return {**found, "summary": workload.summary(found), "log": workload.log_lines(found, chosen["document"]["nodes"])}
+
+
 class FilterModule:
     """Filters for the jobs that prove a fleet."""
 
@@ -35,6 +42,7 @@ class FilterModule:
             "collective_jobs": clear(fleet.collectives),
             "training_jobs": clear(fleet.training),
             "job_script": clear(job_script),
+            "workload_result": clear(workload_result),
             "job_status": launchers.status_line,
             "job_outcome": launchers.outcome,
             "job_hosts": torchrun.hosts_of,

@@ -15,7 +15,7 @@ description:
     and are not an option of it. The message names the nearest option.
   - A variable belongs to the role with the longest name that it begins with.
   - Also refuses values of a wrong type, before any role runs. Values that have templates are checked with O(roles).
-  - Runs on the controller, once for all hosts, and needs no connection.
+  - Runs on the controller and needs no connection. It checks all hosts at once, so one host of a play is enough (C(run_once)).
 attributes:
   check_mode:
     support: full

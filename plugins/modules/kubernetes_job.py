@@ -54,6 +54,11 @@ document:
   returned: always but for a wrong document
   type: dict
   sample: {}
+checkpoints:
+  description: The job's folder on the volume of the checkpoints, as its containers see it.
+  returned: always but for a wrong document
+  type: str
+  sample: /checkpoints/train-2f604121ef80
 remedy:
   description: What to do about a failure.
   returned: failure
@@ -65,74 +70,29 @@ log:
   type: str
   sample: /home/ann/.local/state/muster/local/jobs/train-2f604121ef80/output.txt
 """
-import json
+import time
 
 from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.muster.fleet.plugins.module_utils.jobs import kubernetes
 from ansible_collections.muster.fleet.plugins.module_utils.jobs.document import KUBERNETES, JobError
-from ansible_collections.muster.fleet.plugins.module_utils.jobs.kubernetes_run import Kubernetes, Unreachable
+from ansible_collections.muster.fleet.plugins.module_utils.jobs.kubernetes_run import Kubernetes, run_of
 from ansible_collections.muster.fleet.plugins.module_utils.jobs.module import SERVICE_OPTIONS, run_in_service
-
-try:
-    # Without the package, Python may take a folder of this name for it; that has no such parts.
-    import urllib3
-    from kubernetes import client as official_client
-    from kubernetes import config as official_config
-except ImportError:
-    official_config = None
-
-
-def connection(target):
-    """The request() of a Kubernetes service, by the official client. Raises JobError without the client or the context."""
-    if official_config is None:
-        raise JobError("Python has no kubernetes, which kubernetes_job needs; install the package kubernetes in Ansible's Python.")
-    where = target["kubeconfig"] or "~/.kube/config or KUBECONFIG"
-    if not target["context"]:
-        raise JobError("muster_target has no context; name the one of %s whose cluster gets the job." % where)
-    try:
-        client = official_config.new_client_from_config(config_file=target["kubeconfig"] or None, context=target["context"])
-    except official_config.ConfigException as error:
-        said = " ".join(str(error).split()).rstrip(".")
-        raise JobError("The context %s of %s cannot be used (%s); name one that it has." % (target["context"], where, said)) from error
-
-    def request(method, path, query, body, kind):
-        try:
-            answer = client.call_api(
-                path,
-                method,
-                query_params=list(query.items()),
-                header_params={"Accept": "application/json, */*", "Content-Type": kind},
-                body=body,
-                auth_settings=["BearerToken"],
-                response_type="str",
-                _preload_content=False,
-                _return_http_data_only=False,
-                _request_timeout=30,
-            )
-            status, text = answer[1], answer[0].data
-        except official_client.exceptions.ApiException as error:
-            status, text = error.status, error.body or b""
-        except urllib3.exceptions.HTTPError as error:
-            raise Unreachable(" ".join(str(error).split())) from error
-        text = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
-        if path.endswith("/log") and status < 300:
-            return status, text
-        try:
-            return status, json.loads(text)
-        except ValueError:
-            return status, {"message": text}
-
-    return request
+from ansible_collections.muster.fleet.plugins.module_utils.kubernetes.api import ApiError, connection
 
 
 def main():
     module = AnsibleModule(argument_spec=SERVICE_OPTIONS, supports_check_mode=True)
 
     def make(document, identity, target, common):
-        return Kubernetes(request=connection(target), manifest=kubernetes.render(document, identity, target), document=document, **common)
+        request = connection(target["kubeconfig"], target["context"], "kubernetes_job")
+        return Kubernetes(request=request, manifest=kubernetes.render(document, identity, target), document=document, **common)
 
-    run_in_service(module, KUBERNETES, make, (JobError,))
+    def refine(target, store, document, identity):
+        target["run"] = run_of(store, module.params["rerun"], time.strftime("%Y%m%d%H%M%S", time.gmtime()))
+        return {"checkpoints": kubernetes.folder_of(kubernetes.render(document, identity, target)["metadata"])}
+
+    run_in_service(module, KUBERNETES, make, (JobError, ApiError), refine)
 
 
 if __name__ == "__main__":

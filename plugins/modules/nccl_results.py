@@ -42,6 +42,11 @@ options:
     type: list
     elements: str
     default: []
+  host_names:
+    description: The node of each host that the output names, where that is another name, such as that of a pod.
+    type: dict
+    default: {}
+    version_added: 0.5.0
   expect_ranks:
     description: The number of ranks that must have run as one job. Without it, the ranks that the output lists.
     type: int
@@ -217,6 +222,8 @@ tables:
       elements: str
 """
 
+import re
+
 from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.muster.fleet.plugins.module_utils.basics import read_text
@@ -224,6 +231,11 @@ from ansible_collections.muster.fleet.plugins.module_utils.hardware.catalogue im
 from ansible_collections.muster.fleet.plugins.module_utils.health.nccl_judge import judge, refused, rehearsed
 from ansible_collections.muster.fleet.plugins.module_utils.health.nccl_results import COLLECTIVES, ResultsError, parse
 from ansible_collections.muster.fleet.plugins.module_utils.node import rehearsal
+
+
+def renamed(text, names):
+    """The output with other names of hosts in the lines of its ranks (# Rank 0 … on HOST device 0)."""
+    return re.sub(r"(?m)^(#.* on +)(\S+)(?= +device )", lambda found: found[1] + names.get(found[2], found[2]), text)
 
 
 def main():
@@ -239,6 +251,7 @@ def main():
             "path": {"type": "path"},
             "collective": {"type": "str", "choices": [*COLLECTIVES]},
             "expect_hosts": {"type": "list", "elements": "str", "default": []},
+            "host_names": {"type": "dict", "default": {}},
             "expect_ranks": {"type": "int"},
             "min_bytes": {"type": "int"},
             "max_bytes": {"type": "int"},
@@ -264,7 +277,7 @@ def main():
     expect = {name: asked[name] for name in names}
     expect.update(hosts=asked["expect_hosts"], ranks=asked["expect_ranks"])
     try:
-        document = judge(parse(text, asked["collective"]), expect)
+        document = judge(parse(renamed(text, asked["host_names"]), asked["collective"]), expect)
     except ResultsError as error:
         document = refused(error, expect)
     except CatalogueError as error:

@@ -18,6 +18,7 @@ from ansible.plugins.inventory import BaseInventoryPlugin, Cacheable, Constructa
 
 from ansible_collections.muster.fleet.plugins.module_utils.aws.expressions import MISSING, Expression, keyed_names, mentioned
 from ansible_collections.muster.fleet.plugins.module_utils.basics import closest
+from ansible_collections.muster.fleet.plugins.module_utils.node.names import usable_name
 
 # Filters that always give the same result for the same values: those of Jinja, and those of Ansible that inventories use.
 FILTERS = {*jinja2.filters.FILTERS, "bool", "json_query", "regex_replace", "regex_search", "regex_findall", "split", "ternary"}
@@ -64,6 +65,25 @@ class FleetInventory(BaseInventoryPlugin, Constructable, Cacheable):
         if key and complete:
             self._cache[key] = {"json": json.dumps(found, default=lambda time: time.isoformat())}
         return found
+
+    def _place(self, hosts, everywhere):
+        """Add hosts [{name, variables, groups}], all of them to the group `everywhere`. Values are plain data, never templates."""
+        seen = set()
+        work = self._work({name for host in hosts for name in host["variables"]})
+        for each in hosts:
+            if not usable_name(each["name"]):
+                self.display.warning(f"{each['name']!r} cannot be a host's name, so that node is left out.")
+                continue
+            if each["name"] in seen:
+                raise ValueError(f"two nodes are called {each['name']}; the inventory needs a name of its own for each.")
+            seen.add(each["name"])
+            self.inventory.add_host(each["name"])
+            host = self.inventory.hosts[each["name"]]
+            host.vars.update(each["variables"])
+            self._group(everywhere).add_host(host)
+            self._construct(host, each["variables"], work)
+            for title in each["groups"]:
+                self._group(title).add_host(host)
 
     def _work(self, known):
         """The expressions of compose, groups and keyed_groups, which are evaluated for every host."""

@@ -42,6 +42,7 @@ PARTS: dict[str, Callable[[Path], list[table.Row]]] = {
     "render": render.rows,
     "peers": peers.rows,
     "loop": trainer.loop,
+    "tokens": trainer.tokens,
     "memory": trainer.memory,
     "scaling": trainer.scaling,
     "inventory": inventory,

@@ -40,6 +40,19 @@ def loop(folder: Path) -> list[Row]:
     ]
 
 
+def tokens(folder: Path) -> list[Row]:
+    return [
+        row(
+            f"Tokens per CPU-second, {case}",
+            f"{each['tokens_per_cpu_s']:,}",
+            f"a bare loop around transformers' Llama, {each['bare_tokens_per_cpu_s']:,}",
+            each["ratio"],
+            "≥ 1.05",
+        )
+        for case, each in run("trainer_peers.py").items()
+    ]
+
+
 def memory(folder: Path) -> list[Row]:
     """The trainer promises that no run needs more than a tenth above its estimate."""
     return [

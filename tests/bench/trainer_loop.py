@@ -108,10 +108,7 @@ def stall(folder: Path) -> dict:
     device, _ = join(Ranks(), "gloo", 60)
     config = TrainConfig(model="tiny", hidden_width=768, intermediate_size=3072, num_heads=12, num_key_value_heads=4)
     model = build(read_shape(config), config, device).model
-    optimizer = optim.adamw(model, config)
-    for parameter in model.parameters():
-        parameter.grad = torch.zeros_like(parameter)
-    optimizer.step()
+    optimizer = optim.AdamW(model, config)
     seconds: dict[bool, list[float]] = {False: [], True: []}
     store = open_store(str(folder / "checkpoints"))
     savers = {kind: Saver(store, 1, kind) for kind in (False, True)}

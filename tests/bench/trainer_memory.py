@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import json
 import os
-import socket
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from tests.bench.trainer_ranks import start
 from trainer.estimate.memory import Plan, memory
 from trainer.layout import Layout
 from trainer.models import shape_of
@@ -98,24 +97,11 @@ def measure(folder: Path, case: str, *more: str) -> tuple[float, float]:
     """(measured, estimated) bytes of one case; `more` are flags of train."""
     parts = dict(CASES[case])
     batch, ranks = parts.pop("batch"), parts.pop("ranks", 1)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    env = os.environ | {"MALLOC_MMAP_THRESHOLD_": "262144", "MALLOC_ARENA_MAX": "1"}
-    env |= {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    argv = [sys.executable, __file__, "child", str(folder), case, *more]
-    processes = [
-        subprocess.Popen(
-            argv, env=env | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
-        for rank in range(ranks)
-    ]
-    said = [process.communicate()[0] for process in processes]
-    if any(process.returncode for process in processes):
-        raise SystemExit("".join(said))
+    argv = [__file__, "child", str(folder), case, *more]
+    said = start(ranks, argv, MALLOC_MMAP_THRESHOLD_="262144", MALLOC_ARENA_MAX="1")
     kept = more[more.index("--activation_checkpointing") + 1] if "--activation_checkpointing" in more else "none"
     shape = shape_of("tiny", "llama_v3", parts)
-    need = memory(shape, Plan(Layout(shard=ranks), batch, recompute=kept), "fp32", cpu=True)
+    need = memory(shape, Plan(Layout(shard=ranks), batch, recompute=kept), "fp32")
     return max(json.loads(text.splitlines()[-1])["bytes"] for text in said), need.total
 
 

@@ -12,15 +12,13 @@ from __future__ import annotations
 
 import json
 import os
-import socket
-import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from tests.bench.trainer_ranks import start
 
 WARM, STEPS, BATCH = 3, 10, 4  # BATCH samples a rank
 
@@ -42,7 +40,7 @@ def rank_main(gpus: int) -> None:
     device, _ = join(ranks, None, 300)
     shape = read_shape(config)
     engine = build(shape, config, device)
-    optimizer = optim.adamw(engine.model, config)
+    optimizer = optim.AdamW(engine.model, config)
     batch = torch.randint(0, shape.vocab_size, (BATCH, shape.max_context_width + 1), device=device)
     gradients = torch.zeros(shape.parameters(), device=device)
 
@@ -72,20 +70,7 @@ def rank_main(gpus: int) -> None:
 
 
 def measure(ranks: int, gpus: int) -> dict[str, float]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    common = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
-    processes = []
-    with tempfile.TemporaryFile("w+") as output:
-        for rank in range(ranks):
-            env = os.environ | common | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-            argv = [sys.executable, __file__, "rank", str(gpus)]
-            processes.append(subprocess.Popen(argv, env=env, stdout=output if rank == 0 else subprocess.DEVNULL))
-        if any([process.wait() for process in processes]):
-            raise SystemExit(f"a rank of {ranks} failed")
-        output.seek(0)
-        found: dict[str, float] = json.loads(output.read().splitlines()[-1])
+    found: dict[str, float] = json.loads(start(ranks, [__file__, "rank", str(gpus)])[0].splitlines()[-1])
     return found
 
 

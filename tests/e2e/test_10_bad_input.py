@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from e2e_fleet import one_sentence
 from typed import ROOT, typed
 
 from ansible_collections.muster.fleet.plugins.module_utils.containers.engine import find_engine, free_disk_mib
@@ -24,21 +25,8 @@ NAME = "bad-input"
 PLAYBOOK = (".venv/bin/ansible-playbook", "site.yml")
 SPECS = {path.parents[1].name: yaml.safe_load(path.read_text())["argument_specs"] for path in ROOT.glob("roles/*/meta/argument_specs.yml")}
 COLLECTIVES = ROOT / "tests/fixtures/run/local/20261121T105130Z/jobs/collectives/output.txt"
-# What Ansible prints for errors that Muster did not expect.
-UNFORESEEN = ("Traceback", "Error while resolving", "Unexpected failure", "Undefined", "is undefined")
 
 Refuse = Callable[..., str]
-
-
-def one_sentence(ended: subprocess.CompletedProcess) -> str:
-    """The one line that says why a run was refused, from the summary or from an error that left no record."""
-    assert ended.returncode != 0, ended.stdout
-    assert [word for word in UNFORESEEN if word in ended.stdout] == [], ended.stdout
-    said = re.findall(r"^FAILED (.*)$", ended.stdout, re.MULTILINE)
-    said = said or re.findall(r"^\[ERROR\]: Task failed: \w+ failed: (.*)$", ended.stdout, re.MULTILINE)
-    said = said or [line for line in ended.stdout.splitlines() if line and not line.startswith((".venv/bin/", "make: "))]
-    assert len(said) == 1, ended.stdout
-    return said[0]
 
 
 @pytest.fixture(scope="module")

@@ -12,9 +12,8 @@ import chromium_pipe
 import jsonschema
 import pytest
 import yaml
-from e2e_fleet import ROOT, Fleet
+from e2e_fleet import ROOT, Fleet, one_sentence
 from kernel_settings import kernel_settings
-from test_10_bad_input import one_sentence
 
 pytestmark = pytest.mark.engine
 
@@ -57,7 +56,7 @@ def test_report_says_what_was_proven(fleet: Fleet) -> None:
     assert report["run"]["verdict"] == "passed"
     assert report["failures"] == []
     assert {host["name"] for host in report["fleet"]["hosts"]} == {"controller-1", "compute-1", "compute-2", "login-1"}
-    assert {entry["component"] for entry in report["fleet"]["versions"]} == {"common", "slurm", "trainer"}
+    assert {entry["component"] for entry in report["fleet"]["versions"]} == {"common", "slurm", "node_health", "trainer"}
     # busbw equals algbw in a broadcast and between two ranks.
     proven = {"all_reduce": 2, "all_gather": 2, "reduce_scatter": 2, "alltoall": 2, "broadcast": None, "sendrecv": None}
     assert {entry["collective"]: entry["ranks_proven"] for entry in report["collectives"]} == proven

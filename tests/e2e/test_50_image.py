@@ -18,7 +18,7 @@ pytestmark = pytest.mark.engine
 
 NAME = f"image{os.getpid()}"
 FLEET = "tests/e2e/image_fleet"
-COMPONENTS = ["common", "slurm", "trainer"]
+COMPONENTS = ["common", "slurm", "node_health", "trainer"]
 # These variables decide what is installed, so builder and nodes get the same ones; else the nodes install again.
 VARIABLES = {
     "common_ca_certificates": "{{ query('ansible.builtin.fileglob', '/usr/local/share/ca-certificates/*.crt') }}",
@@ -78,7 +78,7 @@ def site(cloud: LocalCloud, ami: str, signing_key: str, inventory: tuple[tuple[s
 def test_the_ami_says_what_is_in_it(cloud: LocalCloud, ami: str) -> None:
     results = cloud.folder / "results"
     manifest, parts, made = (json.loads((results / each).read_text()) for each in ("manifest.json", "sbom.cdx.json", "packer.json"))
-    assert list(manifest["components"]) == COMPONENTS
+    assert list(manifest["components"]) == sorted(COMPONENTS)
     assert all(each["seconds"] for each in manifest["components"].values())
     assert {each["name"] for each in parts["components"]} == {*COMPONENTS, *manifest["packages"]}
     [artifact] = [each["artifact_id"] for each in made["builds"]]

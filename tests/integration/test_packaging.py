@@ -59,7 +59,7 @@ def test_the_tarball_is_only_the_collection(tmp_path: Path) -> None:
         names = tarball.getnames()
     assert {name.split("/")[0] for name in names} <= {
         *("FILES.json", "MANIFEST.json", "README.md", "CONTRIBUTING.md", "LICENSE", "LICENSES", "CHANGELOG.md", "changelogs"),
-        *("docs", "meta", "playbooks", "plugins", "roles", "stacks", "tests"),
+        *("docs", "meta", "playbooks", "plugins", "recipes", "roles", "stacks", "tests"),
     }
     assert {name for name in names if name.startswith("tests/")} <= {"tests/config.yml", "tests/sanity", "tests/sanity/run.sh"}
     assert [name for name in names if "molecule" in name or "__pycache__" in name] == []

@@ -35,7 +35,7 @@ class AptProxy(http.server.ThreadingHTTPServer):
         super().server_bind()
 
     def __enter__(self) -> AptProxy:
-        threading.Thread(target=self.serve_forever, daemon=True).start()
+        threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:

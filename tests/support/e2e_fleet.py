@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -23,6 +24,19 @@ from ansible_collections.muster.fleet.plugins.module_utils.paths import cache_di
 ROOT = Path(__file__).parents[2]
 INVENTORY = Path("tests/e2e/inventory")
 NAME = "e2e"
+# What Ansible prints for errors that Muster did not expect.
+UNFORESEEN = ("Traceback", "Error while resolving", "Unexpected failure", "Undefined", "is undefined")
+
+
+def one_sentence(ended: subprocess.CompletedProcess) -> str:
+    """The one line that says why a run was refused, from the summary or from an error that left no record."""
+    assert ended.returncode != 0, ended.stdout
+    assert [word for word in UNFORESEEN if word in ended.stdout] == [], ended.stdout
+    said = re.findall(r"^FAILED (.*)$", ended.stdout, re.MULTILINE)
+    said = said or re.findall(r"^\[ERROR\]: Task failed: \w+ failed: (.*)$", ended.stdout, re.MULTILINE)
+    said = said or [line for line in ended.stdout.splitlines() if line and not line.startswith((".venv/bin/", "make: "))]
+    assert len(said) == 1, ended.stdout
+    return said[0]
 
 
 class Fleet:

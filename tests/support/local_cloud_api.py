@@ -98,6 +98,8 @@ def served() -> Iterator[Cloud]:
 
     with pytest.MonkeyPatch.context() as patch, Cloud("unit", machines=Machines()) as cloud:
         patch.setattr(boto3.session.Session, "client", client)
+        # boto3's own session would keep the keys of the cloud of another test file.
+        patch.setattr(boto3, "DEFAULT_SESSION", None)
         yield cloud
 
 
@@ -109,6 +111,7 @@ def machines(served: Cloud) -> Machines:
     from localcloud.cloud import AMIS
 
     moto_api_backend.reset()
+    served.stacks.regions.clear()
 
     made = served._machines
     images = {ami: made.images[ami] for ami in AMIS}

@@ -3,33 +3,13 @@
 from __future__ import annotations
 
 import functools
-import json
-from collections.abc import Callable
-from types import ModuleType
 
 import botocore.loaders
-import pytest
-from ansible.module_utils.testing import patch_module_args
 from download_server import server, signed, stale
 from local_cloud_api import client, ec2, fault, machines, served
+from module_call import call
 
 # Each session of boto3 reads and parses the models of its services again, half a second of CPU for EC2's; all tests read the same files.
 botocore.loaders.JSONFileLoader.load_file = functools.cache(botocore.loaders.JSONFileLoader.load_file)  # type: ignore[method-assign]
 
-__all__ = ["client", "ec2", "fault", "machines", "served", "server", "signed", "stale"]
-
-
-@pytest.fixture
-def call(capsys: pytest.CaptureFixture[str], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict]:
-    """Run a module as Ansible does, with its result as JSON: call(module, option=value, check_mode=True)."""
-    remote_tmp = str(tmp_path_factory.mktemp("remote"))
-
-    def run(module: ModuleType, check_mode: bool = False, **options: object) -> dict:
-        internal = {"_ansible_check_mode": check_mode, "_ansible_diff": True, "_ansible_remote_tmp": remote_tmp}
-        # pytest removes the folder; the module would try it again when Python ends.
-        internal["_ansible_keep_remote_files"] = True
-        with patch_module_args({**options, **internal}), pytest.raises(SystemExit):
-            module.main()
-        return json.loads(capsys.readouterr().out)
-
-    return run
+__all__ = ["call", "client", "ec2", "fault", "machines", "served", "server", "signed", "stale"]

@@ -65,12 +65,11 @@ READERS = {
 UNREAD = {}
 FILTERS = {
     "instance_type": "roles/neuron/defaults/main.yml",
+    "ec2_interfaces": UTILS + "aws/template.py",  # the function of this name; the filter is for playbooks of users
 }
-UNREAD_FILTERS = {
-    "ec2_interfaces": "launches of an architecture, issue 22",
-}
+UNREAD_FILTERS: dict[str, str] = {}
 # These lead into the catalogue and read nothing of their own: the definitions, and what imitates a machine.
-NOT_READERS = (HARDWARE + "catalogue_data.py", UTILS + "containers/rehearsal.py", UTILS + "containers/stand_in.py", "plugins/filter/")
+NOT_READERS = (HARDWARE + "catalogue_data.py", UTILS + "containers/rehearsal.py", UTILS + "containers/stand_ins/", "plugins/filter/")
 
 
 # Modules that no playbook or role calls, each with the page that shows how a user does.

@@ -14,7 +14,7 @@ import time
 
 import pytest
 
-from ansible_collections.muster.fleet.plugins.filter.failed_checks import failed_checks
+from ansible_collections.muster.fleet.plugins.filter.failed_checks import failed_checks, failed_hosts
 from ansible_collections.muster.fleet.plugins.module_utils.node import check as logic
 from ansible_collections.muster.fleet.plugins.modules import check as module
 
@@ -339,3 +339,14 @@ def test_what_needs_a_check_that_did_not_pass_is_not_run() -> None:
     assert ran == ["a", "b", "e"]
     with pytest.raises(logic.CheckError, match="needs z, which is not a check before it"):
         logic.run_checks([{**checks[0], "needs": "z"}], "slurm", "fleet", run=run)
+
+
+def test_hosts_that_a_check_has_failed_in_this_run():
+    hostvars = {
+        "good": {"ansible_facts": {"muster_checks_common_node": [PASSED]}},
+        "bad": {"ansible_facts": {"muster_checks_common_node": [PASSED, FAILED]}},
+        "unseen": {"ansible_facts": {"muster_checks_common_node": [NOT_RUN]}},
+        "allowed": {"ansible_facts": {"muster_checks_common_node": [NOT_RUN]}, "muster_allow_not_run": ["common.clock"]},
+        "silent": {},
+    }
+    assert failed_hosts([*hostvars, "unknown"], hostvars) == ["bad", "unseen"]

@@ -4,6 +4,9 @@
 
 from __future__ import annotations
 
+import subprocess
+from pathlib import Path
+
 import pytest
 from ansible.errors import AnsibleFilterError
 
@@ -156,3 +159,26 @@ def test_the_script_of_the_type():
     for line in ("#SBATCH --nodes=2", "#SBATCH --ntasks-per-node=8", "#SBATCH --gpus-per-node=8", "#SBATCH --cpus-per-task=24"):
         assert line + "\n" in script
     assert "--backend nccl" in script
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_on_kubernetes_the_first_rank_makes_the_data(rank: str, tmp_path: Path) -> None:
+    have = nodes("", "")
+    trainer = {"image": "localhost/trainer:1"}
+    [job] = fleet.training(fleet.parts(list(have), have), {"folder": str(tmp_path)}, trainer, "pytorchjob")
+    document = documents.load({**job["document"], "mounts": []}, None)
+    assert document["launcher"]["kind"] == "pytorchjob"
+    (tmp_path / "bin").mkdir()
+    stub = tmp_path / "bin/python"  # says how it was called, and makes the data where it is asked to
+    stub.write_text("""#!/bin/sh
+echo "$@"
+[ "$3" != prepare-data ] || { mkdir -p "$5" && : >"$5/index.json"; }
+""")
+    stub.chmod(0o755)
+    if rank == "1":
+        (tmp_path / f"data-{job['settings']['tokens']}").mkdir()
+        (tmp_path / f"data-{job['settings']['tokens']}/index.json").touch()
+    env = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin", "RANK": rank, "MUSTER_JOB_DIR": "/checkpoints/train-1"}
+    said = subprocess.run(document["command"], env=env, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert [line.split()[2] for line in said] == (["prepare-data", "train"] if rank == "0" else ["train"])
+    assert said[-1].endswith("--checkpoint_dir /checkpoints/train-1")

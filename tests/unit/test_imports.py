@@ -24,19 +24,22 @@ ARROWS: dict[str, set[str]] = {
     "node": LEAVES,
     "hardware": LEAVES,
     "slurm": LEAVES | {"node", "hardware"},
-    "aws": LEAVES | {"node", "hardware"},
+    "aws": LEAVES | {"node", "hardware", "observe"},
     "stack": LEAVES | {"node", "hardware"},
     "health": LEAVES | {"node", "hardware"},
     "containers": LEAVES | {"hardware"},
-    "jobs": LEAVES | {"node", "hardware", "slurm", "aws", "stack", "health"},
+    "observe": LEAVES,
+    "kubernetes": LEAVES | {"hardware"},
+    "jobs": LEAVES | {"node", "hardware", "slurm", "aws", "stack", "health", "kubernetes"},
     "report": LEAVES | {"node", "hardware", "slurm", "aws", "stack", "health"},
 }
 # What each folder of Python must not import, by the beginning of the name.
 FORBIDDEN = {
     "trainer": ("ansible", "localcloud", "tools", "tests"),
     "localcloud": ("ansible.", "trainer", "tools", "tests"),
+    "localkube": ("ansible.", "trainer", "localcloud", "tools", "tests"),
     "tools": ("trainer", "tests"),
-    "plugins": ("trainer", "localcloud", "tools", "tests"),
+    "plugins": ("trainer", "localcloud", "localkube", "tools", "tests"),
 }
 
 
@@ -84,7 +87,7 @@ def test_packages_of_module_utils_import_only_those_below_them() -> None:
 def test_module_utils_imports_only_itself_and_the_standard_library() -> None:
     known = files("plugins/module_utils")
     # AWS is called from the controller alone, which has boto3.
-    extra = {"aws": {"boto3", "botocore"}}
+    extra = {"aws": {"boto3", "botocore"}, "kubernetes": {"kubernetes", "urllib3"}}
     wrong = [
         f"{name} imports {other}"
         for name, path in known.items()

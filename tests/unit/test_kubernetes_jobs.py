@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ import pytest
 from ansible_collections.muster.fleet.plugins.module_utils.jobs import document as job
 from ansible_collections.muster.fleet.plugins.module_utils.jobs import kubernetes, target
 from ansible_collections.muster.fleet.plugins.module_utils.jobs import run as jobs
-from ansible_collections.muster.fleet.plugins.module_utils.jobs.kubernetes_run import Kubernetes, Unreachable
+from ansible_collections.muster.fleet.plugins.module_utils.jobs.kubernetes_run import Kubernetes
+from ansible_collections.muster.fleet.plugins.module_utils.kubernetes.api import Unreachable
 from ansible_collections.muster.fleet.plugins.modules import kubernetes_job
 
 HELLO = {"name": "hello", "command": ["true"], "image": "a/b:1", "nodes": 2}
@@ -153,6 +155,22 @@ def test_a_failure_has_its_state_and_exit_status(tmp_path: Path, pods: list, end
     assert (error.value.facts["state"], error.value.facts["exit_code"]) == (state, code)
 
 
+def test_pods_that_the_operator_deleted_are_remembered(tmp_path: Path) -> None:
+    killed = [pod(0, **dead("OOMKilled", 137)), pod(1)]
+    server = Server((RUNNING, None), (killed, None), ([], condition("Failed", "PyTorchJobFailed", "it has reached the backoff limit")))
+    with pytest.raises(jobs.RunError, match="the operator deleted its pods, and their logs with them") as error:
+        bring(server, tmp_path)
+    found = error.value.facts
+    assert (found["state"], found["exit_code"], found["nodes"], found["restarts"]) == ("OUT_OF_MEMORY", 137, ["host-0", "host-1"], 2)
+
+
+def test_the_operator_may_delete_pods_only_of_a_job_with_retries(tmp_path: Path) -> None:
+    for retries, limit in ((0, None), (2, 2)):
+        document = job.load({**HELLO, "retries": retries}, "pytorchjob")
+        policy = kubernetes.render(document, job.identity(document), target.load("pytorchjob", {}))["spec"]["runPolicy"]
+        assert policy.get("backoffLimit") == limit
+
+
 def waiting(reason: str) -> dict:
     return {"containerStatuses": [{"restartCount": 0, "state": {"waiting": {"reason": reason, "message": "said so"}}}]}
 
@@ -233,8 +251,8 @@ def test_a_stopped_job_keeps_its_output(tmp_path: Path) -> None:
 
 
 def test_a_missing_client_and_a_missing_context_are_named(call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kubernetes_job, "official_config", None)
+    monkeypatch.setitem(sys.modules, "kubernetes", None)
     options = {"job": HELLO, "store": str(tmp_path)}
-    assert "install the package kubernetes in Ansible's Python" in call(kubernetes_job, **options)["msg"]
-    monkeypatch.setattr(kubernetes_job, "official_config", object())
+    said = call(kubernetes_job, **options, target={"context": "here"})["msg"]
+    assert "install the package kubernetes in Ansible's Python" in said
     assert "muster_target has no context; name the one of ~/.kube/config or KUBECONFIG" in call(kubernetes_job, **options)["msg"]

@@ -12,6 +12,7 @@ import pytest
 
 from ansible_collections.muster.fleet.plugins.module_utils.health.nccl_judge import judge, requested_sizes
 from ansible_collections.muster.fleet.plugins.module_utils.health.nccl_results import ResultsError, human_size, parse
+from ansible_collections.muster.fleet.plugins.modules import nccl_results
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "nccl"
 REAL = (FIXTURES / "p5-2-nodes.txt").read_text()
@@ -341,3 +342,10 @@ def test_floors_judge_each_row_and_never_the_average() -> None:
 )
 def test_human_size(size: int, text: str) -> None:
     assert human_size(size) == text
+
+
+def test_pods_have_the_names_of_their_nodes() -> None:
+    line = "#  Rank  1 Group  0 Pid     10 on collectives-ae29d51f5835-worker-1 device  0 [0000:00:00] CPU gloo"
+    named = nccl_results.renamed(line + "\n# a line on other things\n", {"collectives-ae29d51f5835-worker-1": "node2"})
+    assert named == line.replace("collectives-ae29d51f5835-worker-1", "node2") + "\n# a line on other things\n"
+    assert nccl_results.renamed(line, {"worker-1": "node2"}) == line

@@ -72,3 +72,16 @@ def test_what_a_purpose_needs_is_brought_by_a_base_and_named_as_the_table_names_
     for name, values in SYSTEMS.items():
         assert set(values.get("brings", [])) - programs <= set(component_table.NAMES), name
         assert name.removesuffix(".pkrvars.hcl") == f"{values['system']}-{values['architecture']}"
+
+
+@pytest.mark.parametrize("purpose", [purpose for purpose in PURPOSES if "muster_compute" in PURPOSES[purpose].get("groups", [])])
+def test_an_image_of_slurm_has_what_its_nodes_carry(purpose: str) -> None:
+    """A node would install what its image lacks at each boot, and reimage.yml would refuse the image."""
+    groups = {"all", *PURPOSES[purpose]["groups"]}
+    carried = {
+        entry["name"]
+        for entry in component_table.TABLE
+        if "when" not in entry and isinstance(entry.get("groups"), list) and groups & set(entry["groups"])
+    }
+    # The fleet shares the trainer's environment through /fsx.
+    assert carried - {"trainer"} <= set(PURPOSES[purpose]["components"])

@@ -35,7 +35,7 @@ def cloud() -> Iterator[Cloud]:
         ({"source_ami": "ami-0123456789abcdef0"}, {}, "The image id '[ami-0123456789abcdef0]' does not exist"),
         ({"source_ami_name": "debian-99-*"}, {}, "No AMI was found matching filters"),
         ({"share_with_accounts": ["12345"]}, {}, "An account to share with is twelve digits."),
-        ({"volume_size_gib": 3}, {}, "a disk of 3 GiB: common, slurm together need 4 GiB; set volume_size_gib"),
+        ({"volume_size_gib": 3}, {}, "a disk of 3 GiB: common, slurm, node_health together need 4 GiB; set volume_size_gib"),
         ({"kms_key_id": "alias/none"}, {}, "Client.InvalidKMSKey.InvalidState: The KMS key alias/none does not exist in us-east-1"),
         # RequestExpired ends in such a sentence too, but Packer first asks eleven times in two minutes, because the clock may be wrong.
         *(

@@ -11,7 +11,7 @@ import pytest
 from amazon_linux import python39
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("aws", "hardware", "health", "jobs", "node", "slurm", "stack")
+PACKAGES = ("aws", "hardware", "health", "jobs", "node", "observe", "slurm", "stack")
 IMPORT = """
 import importlib, sys
 assert sys.version_info[:2] == (3, 9), sys.version

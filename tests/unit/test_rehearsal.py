@@ -97,6 +97,19 @@ def test_what_is_laid_over_the_kernel_s_file_systems(path: str, monkeypatch: pyt
     assert record({"argv": ["cat", "/proc/uptime"], "matches": "1"}, "1", node=NODE)["status"] == "passed"
 
 
+def test_a_file_system_of_the_kernel_is_no_stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node's control groups lie on a file system of their own, so the check of its memory must not count as a look at a stand-in."""
+    real_stat = rehearsal.os.stat
+    others = ("/sys/fs/cgroup/memory.max", "/sys/module/nvidia/version")
+
+    def mounted(name, *args, **more):
+        return type("Stat", (), {"st_dev": -1}) if name in others else real_stat(name, *args, **more)
+
+    monkeypatch.setattr(rehearsal.os.path, "exists", lambda name: True)
+    monkeypatch.setattr(rehearsal.os, "stat", mounted)
+    assert [rehearsal.is_device(path, NODE) for path in others] == [False, True]
+
+
 def test_a_unit_of_a_stand_in(tmp_path: Path) -> None:
     path = tmp_path / "nvidia-dcgm.service"
     path.write_text(f"# {SAYS.format('DCGM')}\n[Service]\n")

@@ -5,15 +5,20 @@
 from __future__ import annotations
 
 import ast
+import io
 import json
 import os
+import re
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
 
-from ansible_collections.muster.fleet.plugins.module_utils.containers import rehearsal, stand_in
+from ansible_collections.muster.fleet.plugins.module_utils.containers import rehearsal
+from ansible_collections.muster.fleet.plugins.module_utils.containers.stand_ins import collectives, devices, nvidia, programs, system
+from ansible_collections.muster.fleet.plugins.module_utils.containers.stand_ins import node as stand_in
 from ansible_collections.muster.fleet.plugins.module_utils.hardware import catalogue, efa, gpu
 from ansible_collections.muster.fleet.plugins.module_utils.health import nccl_results
 from ansible_collections.muster.fleet.plugins.module_utils.stack import facts
@@ -24,9 +29,9 @@ GIB = 1 << 30
 
 def lay_out(root: Path, document: dict, faults: list) -> None:
     """Write what a node gets below /sys and /proc/driver into a folder; the counters of EFA are more than a thousand files."""
-    files, links = stand_in.sys_files(document, faults, stand_in.VERSIONS)
-    stand_in.write({str(root / "sys" / path): text for path, text in files.items() if "counters" not in path})
-    stand_in.write({str(root / "proc/driver" / path): text for path, text in stand_in.proc_files(document, stand_in.VERSIONS).items()})
+    files, links = system.sys_files(document, faults, stand_in.VERSIONS)
+    system.write({str(root / "sys" / path): text for path, text in files.items() if "counters" not in path})
+    system.write({str(root / "proc/driver" / path): text for path, text in system.proc_files(document, stand_in.VERSIONS).items()})
     for path, target in links.items():
         (root / "sys" / path).symlink_to(f"{root}{target}")
 
@@ -43,14 +48,14 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
             (tmp_path / name).write_text(json.dumps(content))
             monkeypatch.setattr(stand_in, name, str(tmp_path / name))
         devices = {path for path, _major, _minor in stand_in.device_files(document, faults or [])}
-        monkeypatch.setattr(stand_in, "opened", lambda path: path in devices and allowed(path))
+        monkeypatch.setattr(nvidia, "opened", lambda path: path in devices and allowed(path))
         for name in [name for name in os.environ if name.startswith(("SLURM", "CUDA", "OMPI", "NCCL"))]:
             monkeypatch.delenv(name)
         for name, value in env.items():
             monkeypatch.setenv(name, value)
 
         def run(name: str, *args: str) -> tuple[int, str, str]:
-            code = stand_in.main([f"/usr/local/bin/{name}", *args])
+            code = programs.main([f"/usr/local/bin/{name}", *args])
             return code, *capsys.readouterr()
 
         return run
@@ -94,7 +99,7 @@ def test_sysfs_of_every_type_is_read_as_that_type(kind: str, tmp_path: Path) -> 
 
 
 def test_every_efa_device_has_counters() -> None:
-    files, _links = stand_in.sys_files(rehearsal.rehearsal("p5.48xlarge"), [], stand_in.VERSIONS)
+    files, _links = system.sys_files(rehearsal.rehearsal("p5.48xlarge"), [], stand_in.VERSIONS)
     counters = [path for path in files if "/ports/1/hw_counters/" in path]
     assert len(counters) == 32 * 22
     assert {path.rpartition("/")[2] for path in counters} >= {"tx_bytes", "rdma_read_bytes", "retrans_timeout_events"}
@@ -109,9 +114,12 @@ def test_only_devices_of_experimental_majors_are_made() -> None:
 def test_the_program_needs_only_the_standard_library() -> None:
     name, program = list(rehearsal.node_files("p5.48xlarge").items())[1]
     assert (name, program[:19]) == ("stand-in", b"#!/usr/bin/python3\n")
-    tree = ast.parse(program)
-    imported = {each.name for each in ast.walk(tree) if isinstance(each, ast.alias)} - {"annotations"}
-    assert imported <= set(sys.stdlib_module_names)
+    with zipfile.ZipFile(io.BytesIO(program)) as archive:
+        texts = [archive.read(each) for each in archive.namelist()]
+    found = [each for text in texts for each in ast.walk(ast.parse(text))]
+    imported = {each.name for one in found if isinstance(one, ast.Import) for each in one.names}
+    imported |= {each.module for each in found if isinstance(each, ast.ImportFrom) and not each.level}
+    assert imported <= {*sys.stdlib_module_names, "stand_ins.programs"}
 
 
 # What the stand-ins say
@@ -142,7 +150,7 @@ def test_fi_info_of_every_type_is_read_as_that_type(kind: str, node, tmp_path: P
     said = run("fi_info", "--version")[1]
     found = efa.facts(efa.devices(str(tmp_path)), efa.parse_fi_info(out), efa.versions(str(tmp_path), said))
     assert efa.faults(found, catalogue.instance_type(kind)) == []
-    assert found["versions"]["libfabric"] == stand_in.LIBFABRIC
+    assert found["versions"]["libfabric"] == devices.LIBFABRIC
 
 
 def collect(node, kind: str, nodes: int, faults: list | None = None, **asked: str) -> dict:
@@ -214,7 +222,7 @@ def test_versions_are_read_and_name_the_rehearsal(node) -> None:
     for name, args, way in (("dcgmi", ["--version"], facts.WAYS["dcgm"][0][1]), ("fi_info", ["--version"], facts.WAYS["libfabric"][0][1])):
         said = run(name, *args)[1]
         assert "rehearsal" in said
-        assert stand_in.re.search(way, said, stand_in.re.MULTILINE)
+        assert re.search(way, said, re.MULTILINE)
     assert "(rehearsal)" in run("nvidia-smi", "--version")[1]
     assert "(rehearsal)" in node("trn1.32xlarge")("neuron-ls", "--version")[1]
 
@@ -298,7 +306,7 @@ def test_xid_lines_are_the_drivers() -> None:
         {"fault": "gpu_lost", "index": 0},
         {"fault": "xid", "index": 0, "code": 48, "host": "b"},
     ]
-    lines = stand_in.xid_lines(document, faults).splitlines()
+    lines = system.xid_lines(document, faults).splitlines()
     assert [line.partition(";")[2][:40] for line in lines] == [
         "NVRM: Xid (PCI:0000:2c:1e): 94, pid=<unk",
         "NVRM: Xid (PCI:0000:10:1e): 79, pid=<unk",
@@ -356,12 +364,12 @@ def test_a_program_that_the_type_does_not_use(node) -> None:
     ],
 )
 def test_hosts_of_a_job(text: str, hosts: list[str]) -> None:
-    assert stand_in.expand(text) == hosts
+    assert collectives.expand(text) == hosts
 
 
 def test_tasks_of_a_job() -> None:
-    assert stand_in.tasks("8(x2),4", ["a", "b", "c"]) == [8, 8, 4]
-    assert stand_in.job(
+    assert collectives.tasks("8(x2),4", ["a", "b", "c"]) == [8, 8, 4]
+    assert collectives.job(
         {"SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_STEP_NODELIST": "a[1-2]", "SLURM_STEP_TASKS_PER_NODE": "2(x2)"}
     ) == (
         *(3, 1),

@@ -455,3 +455,17 @@ def test_the_module_writes_once_and_check_mode_never(capsys: pytest.CaptureFixtu
     assert not run_module(capsys, run_dir=str(folder))["changed"]
     assert sorted(path.name for path in folder.glob("report*")) == ["report.html", "report.json"]
     assert "has no run" in run_module(capsys, run_dir=str(folder.parent))["msg"]
+
+
+def test_the_time_of_the_run_is_drawn_from_prometheus(folder: Path) -> None:
+    busy = [[1795260000 + 15 * each, 50.0 + each] for each in range(20)]
+    series = [{"labels": {"instance": f"compute-{each}"}, "points": busy if each else [[1795260000, None]]} for each in range(12)]
+    charts = [{"title": "CPU that works", "unit": "%", "series": series}, {"title": "Speed", "unit": "tokens/s", "series": []}]
+    (folder / "metrics.json").write_text(json.dumps({"schema": "muster.metrics/1", "charts": charts}))
+    report = logic.build(folder)
+    jsonschema.validate(report, SCHEMA)
+    [chart] = report["metrics"]
+    assert [one["label"] for one in chart["series"]] == [f"compute-{each}" for each in range(1, 12)], "a line without a number is none"
+    page = render_html(report)
+    assert "During the run" in page and "The highest 8 of 11." in page
+    assert "During the run" not in render_html({**report, "metrics": []})

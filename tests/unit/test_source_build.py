@@ -149,4 +149,5 @@ def test_no_host_reads_all_variables_of_all_hosts() -> None:
         for path in (root / folder).rglob("*")
         if path.suffix in {".yml", ".j2"} and re.search(r"\bhostvars\s*(\||\.values|\.items)", path.read_text())
     ]
-    assert asked == []
+    # Prometheus' targets need some variables of each host, and one host alone asks for them: the server.
+    assert asked == ["roles/monitoring/vars/main.yml"]

@@ -4,7 +4,6 @@
 
 import copy
 import errno
-import functools
 import re
 import threading
 import time
@@ -16,15 +15,13 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from trainer.checkpoint.folder import SCHEMA, Summed
 from trainer.checkpoint.store import Store, complete_steps, manifest_of
 from trainer.cli import TrainerError, UsageError
-from trainer.comm import first_does
+from trainer.comm import first_does, in_host
 
 FULL = {errno.ENOSPC: "no space is left", errno.EDQUOT: "the quota is used up", errno.EFBIG: "the limit of a file's size is reached"}
 HALF = re.compile(r"PytorchStreamWriter failed|file write failed|unexpected pos")  # what torch.save says when the disk is full
@@ -48,20 +45,11 @@ def reading(path: str) -> Generator[None, None, None]:
         raise UsageError(f"{path} cannot be read ({reason}): remove it to resume from the one before it") from None
 
 
-FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
-
-
 def state_of(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
-    """Weights and optimizer state by parameter name. The names are those of the whole model, in every layout."""
-    weights, moments = get_state_dict(model, optimizer, options=FLAT)
-    return {"model": weights, "optimizer": moments}
-
-
-@functools.cache
-def on_cpu(mesh: DeviceMesh) -> DeviceMesh:
-    """The same ranks and groups for tensors in host memory."""
-    groups = [mesh.get_group(dim) for dim in range(mesh.ndim)]
-    return DeviceMesh.from_group(groups, "cpu", mesh=mesh.mesh, mesh_dim_names=mesh.mesh_dim_names)
+    """Weights and optimizer state by parameter name, the tensors themselves. The names are those of the whole model, in every layout."""
+    weights = dict(model.named_parameters())
+    kept = {f"state.{name}.{key}": value for name, weight in weights.items() for key, value in optimizer.state[weight].items()}
+    return {"model": {name: weight.detach() for name, weight in weights.items()}, "optimizer": kept}
 
 
 class Stage:
@@ -74,9 +62,7 @@ class Stage:
         if isinstance(state, dict):
             return {key: self.copy(value, f"{name}.{key}") for key, value in state.items()}
         if isinstance(state, DTensor):
-            part = self.copy(state.to_local(), name)
-            mesh = on_cpu(state.device_mesh)  # from_local would move the part back to the device of its mesh
-            return DTensor.from_local(part, mesh, state.placements, run_check=False, shape=state.shape, stride=state.stride())
+            return in_host(self.copy(state.to_local(), name), state)
         if isinstance(state, torch.Tensor):
             kept = self.kept.get(name)
             if kept is None or kept.shape != state.shape:
@@ -187,11 +173,10 @@ def load(
             raise UsageError(
                 f"{path} was trained with {key} {manifest['identity'].get(key)}, this run has {value}: choose another --checkpoint_dir"
             )
-    # DCP fills the tensors that it is given and adds none.
+    # DCP fills the tensors that it is given, those of the model and the optimizer, and adds none.
     state = state_of(model, optimizer)
     known = manifest.get("data", [])
     state["data"] = {key: "" for key in keys if key in known}
     with reading(path):
         dcp.load(state, storage_reader=store.reader(step))
-    set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"], options=FLAT)
     return manifest, state["data"]

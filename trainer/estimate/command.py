@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.cli import POSITIVE, Parser, UsageError, number
-from trainer.config import LAYOUTS, RECOMPUTE
+from trainer.config import ADAMW, LAYOUTS, MOMENTS, OFFLOAD, RECOMPUTE
 from trainer.devices import GIB, Machine, machine_of
 from trainer.estimate.search import STEP_TOKENS, best
 from trainer.models import PRESETS, ROPE_THETA, shape_of
@@ -40,7 +40,7 @@ def parser() -> Parser:
     made.add_argument("--model_type", choices=sorted(ROPE_THETA), help="as in train")
     for name in SHAPE:
         made.add_argument(f"--{name}", type=POSITIVE, help="instead of the preset's")
-    for name, choices in {"sharding_strategy": LAYOUTS, "activation_checkpointing": RECOMPUTE}.items():
+    for name, choices in CHOICES.items():
         made.add_argument(f"--{name}", choices=choices, help="as in train")
     for name in DEGREES:
         made.add_argument(f"--{name}", type=POSITIVE, help="as in train")
@@ -54,6 +54,7 @@ def parser() -> Parser:
 
 
 SHAPE = ("hidden_width", "num_layers", "num_heads", "num_key_value_heads", "intermediate_size", "vocab_size", "max_context_width")
+CHOICES = {"sharding_strategy": LAYOUTS, "activation_checkpointing": RECOMPUTE, "adamw": ADAMW, "moments": MOMENTS, "offload": OFFLOAD}
 DEGREES = (
     "hybrid_shard_degree",
     "tensor_parallel_degree",
@@ -72,7 +73,7 @@ def main(argv: Sequence[str]) -> int:
     if asked.tokens and asked.max_steps:
         raise UsageError("--tokens and --max_steps both set the length of the run: give one of them")
     price = prices_of(asked.prices, machine) if asked.prices else None
-    wanted = {name: getattr(asked, name) for name in (*DEGREES, "sharding_strategy", "activation_checkpointing")}
+    wanted = {name: getattr(asked, name) for name in (*DEGREES, *CHOICES)}
     if wanted["hybrid_shard_degree"] and wanted["sharding_strategy"] != "hybrid":
         raise UsageError("--hybrid_shard_degree needs --sharding_strategy hybrid: give both or neither")
     found = best(shape, machine, asked.nodes, wanted, float8=asked.precision == "float8", step_tokens=asked.step_tokens)

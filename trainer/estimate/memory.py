@@ -26,6 +26,9 @@ class Plan:
     batch: int = 1
     accumulation: int = 1
     recompute: str = "none"
+    adamw: str = "fused"
+    moments: str = "fp32"
+    offload: str = "none"
 
     @property
     def samples(self) -> int:
@@ -37,17 +40,18 @@ class Plan:
         layout = self.layout
         named = {
             "sharding_strategy": "ddp" if layout.ddp else "hybrid" if layout.replicate > 1 else "full",
-            "hybrid_shard_degree": layout.shard if layout.replicate > 1 else 1,
+            "hybrid_shard_degree": layout.shard if layout.replicate > 1 else None,
             "tensor_parallel_degree": layout.tensor,
             "pipeline_parallel_degree": layout.pipeline,
             "context_parallel_degree": layout.context,
             "expert_parallel_degree": layout.expert,
             "gradient_accumulation_steps": self.accumulation,
             "activation_checkpointing": self.recompute,
+            "adamw": self.adamw,
+            "moments": self.moments,
+            "offload": self.offload,
         }
-        given = [
-            f"--{name} {value}" for name, value in named.items() if value not in (1, "full" if name == "sharding_strategy" else "none")
-        ]
+        given = [f"--{name} {value}" for name, value in named.items() if value != getattr(TrainConfig, name)]
         return " ".join([f"--train_batch_size {self.batch}", *given, "--compile 1"])
 
 
@@ -55,8 +59,8 @@ class Plan:
 class Memory:
     """Bytes on the fullest device at the fullest moment of a step."""
 
-    state: float  # weights, gradients, AdamW's moments, all float32
-    gathered: float  # whole weights and gradients of the block that computes
+    state: float  # weights and gradients in float32, AdamW's moments
+    gathered: float  # whole weights and gradients of the block that computes, or what AdamW needs for its update
     activations: float
     loss: float  # logits and their gradients
 
@@ -65,15 +69,15 @@ class Memory:
         return self.state + self.gathered + self.activations + self.loss
 
 
-def block_activations(shape: Shape, recompute: str, cpu: bool) -> float:
+def block_activations(shape: Shape, recompute: str) -> float:
     """Elements per token that a block keeps for its backward pass."""
     hidden, narrow, inner = shape.hidden_width, shape.num_key_value_heads * shape.head_width, shape.intermediate_size
     if recompute == "full":
         return hidden
     if recompute == "selective":
         return 3 * hidden + narrow + (0 if shape.num_experts else inner)
-    # Both norms' inputs and outputs, queries, attention's result; on a CPU the norms keep their quotients as well.
-    attention = (8 if cpu else 6) * hidden + 2 * narrow + shape.num_heads
+    # Both norms' inputs and outputs, queries, attention's result.
+    attention = 6 * hidden + 2 * narrow + shape.num_heads
     # The gate, its activation, the other product and the product of both, for each expert that a token is sent to.
     experts = shape.experts_per_token if shape.num_experts else 1
     return attention + experts * (4 * inner + (3 * hidden if shape.num_experts else 0))
@@ -90,18 +94,29 @@ def weights(shape: Shape, layout: Layout) -> tuple[float, float]:
     return block / layout.tensor, ends / layout.tensor
 
 
-def memory(shape: Shape, plan: Plan, dtype: str, *, cpu: bool = False) -> Memory:
-    """The bytes of the fullest rank at the largest of three moments: the loss (all activations are there), the backward pass of the
-    last block, and the end, when the gradients of embedding and head are reduced."""
-    layout, width = plan.layout, BYTES[dtype]
+def held(shape: Shape, layout: Layout) -> tuple[int, float, int]:
+    """(blocks, parameters) of the fullest rank before FSDP divides them, and by how many ranks it does."""
     block, ends = weights(shape, layout)
     layers = len(max(layout.stages(shape.num_layers), key=len)) * layout.chunks
-    local = layers * block + ends
-    shards = 1 if layout.ddp else layout.shard
+    return layers, layers * block + ends, 1 if layout.ddp else layout.shard
+
+
+def moved(shape: Shape, plan: Plan) -> float:
+    """Bytes of AdamW's moments on the fullest rank."""
+    _, local, shards = held(shape, plan.layout)
+    return 2 * BYTES[plan.moments] * local / shards
+
+
+def memory(shape: Shape, plan: Plan, dtype: str) -> Memory:
+    """The bytes of the fullest rank at the largest of four times: the loss (all activations are there), the backward pass of the last
+    block, the end of that pass, when the gradients of embedding and head are reduced, and the update."""
+    layout, width = plan.layout, BYTES[dtype]
+    block, ends = weights(shape, layout)
+    layers, local, shards = held(shape, layout)
     plain = layout.ddp or (layout.world_size == 1 and width == 4)  # without FSDP2, which a single rank needs only to cast
-    rest, gradients = 12 * local / shards, 4 * local / shards
+    rest, gradients = 4 * local / shards + (moved(shape, plan) if plan.offload == "none" else 0), 4 * local / shards
     # Between micro-batches FSDP2 keeps whole float32 gradients; a pipeline keeps whole weights too.
-    held = 0.0 if plan.accumulation == 1 else 4 * local
+    summed = 0.0 if plan.accumulation == 1 else 4 * local
     whole = 0.0 if plain else width * (local if layout.pipeline > 1 else ends)
     cast = width * block if width < 4 or not plain else 0.0
     # A block's whole gradients, and their float32 copy for the reduction; a single rank reduces nothing.
@@ -109,8 +124,8 @@ def memory(shape: Shape, plan: Plan, dtype: str, *, cpu: bool = False) -> Memory
     copied, copied_ends = reduced * block, reduced * ends
     tokens = plan.batch * shape.max_context_width / layout.context
     in_flight = min(layout.pipeline * layout.chunks, plan.accumulation)
-    one = width * tokens / layout.tensor * block_activations(shape, "none", cpu)
-    kept = width * tokens / layout.tensor * block_activations(shape, plan.recompute, cpu) * layers * in_flight / layout.chunks
+    one = width * tokens / layout.tensor * block_activations(shape, "none")
+    kept = width * tokens / layout.tensor * block_activations(shape, plan.recompute) * layers * in_flight / layout.chunks
     again = 0.0 if plan.recompute == "none" else one
     table = shape.vocab_size / layout.tensor
     chunk = min(tokens, CHUNK)
@@ -119,17 +134,31 @@ def memory(shape: Shape, plan: Plan, dtype: str, *, cpu: bool = False) -> Memory
     # A pipeline also keeps the gradients that it sends.
     sent = min(layout.pipeline, plan.accumulation) * layout.chunks if layout.pipeline > 1 else 0
     outside = (3 + sent / layout.tensor) * width * tokens * shape.hidden_width
-    moments = [
-        Memory(rest + held, whole + cast, kept + outside, logits),
-        Memory(rest + max(held, gradients - 4 * ends / shards), whole + 2 * cast + copied + product, again or one, 0.0),
-        Memory(rest + max(held, gradients), whole + copied_ends, 0.0, 0.0),
+    # Moments in bf16 or in host memory are float32 on the device for one weight at a time. foreach has the roots of the second moments.
+    largest = (
+        max(shape.vocab_size, shape.intermediate_size * max(1, shape.num_experts)) * shape.hidden_width / layout.tensor / layout.expert
+    )
+    update = (8 * largest if plan.offload != "none" or plan.moments != "fp32" else 4 * local * (plan.adamw == "foreach")) / shards
+    times = [
+        Memory(rest + summed, whole + cast, kept + outside, logits),
+        Memory(rest + max(summed, gradients - 4 * ends / shards), whole + 2 * cast + copied + product, again or one, 0.0),
+        Memory(rest + max(summed, gradients), whole + copied_ends, 0.0, 0.0),
+        Memory(rest + gradients, update, 0.0, 0.0),
     ]
-    return max(moments, key=lambda moment: moment.total)
+    return max(times, key=lambda time: time.total)
 
 
 def plan_of(config: TrainConfig, layout: Layout) -> Plan:
     """The plan of a run of `train`."""
-    return Plan(layout, config.train_batch_size, config.gradient_accumulation_steps, config.activation_checkpointing)
+    return Plan(
+        layout,
+        config.train_batch_size,
+        config.gradient_accumulation_steps,
+        config.activation_checkpointing,
+        config.adamw,
+        config.moments,
+        config.offload,
+    )
 
 
 def memory_here(device: Any, sharing: int) -> float:
@@ -142,9 +171,9 @@ def memory_here(device: Any, sharing: int) -> float:
     return int(next(line.split()[1] for line in lines if line.startswith("MemAvailable"))) * 1024 / sharing
 
 
-def advice(shape: Shape, plan: Plan, dtype: str, device_bytes: float, *, cpu: bool = False) -> str:
+def advice(shape: Shape, plan: Plan, dtype: str, device_bytes: float) -> str:
     """The first remedy that is estimated to fit after a rank ran out of memory."""
-    need = memory(shape, plan, dtype, cpu=cpu).total
+    need = memory(shape, plan, dtype).total
     kept = RECOMPUTE.index(plan.recompute)
     remedies: list[tuple[str, Plan]] = [
         (f"--activation_checkpointing {word}", replace(plan, recompute=word)) for word in RECOMPUTE[kept + 1 :]
@@ -152,6 +181,9 @@ def advice(shape: Shape, plan: Plan, dtype: str, device_bytes: float, *, cpu: bo
     for batch in sorted({plan.batch // 2**power for power in range(1, plan.batch.bit_length())}, reverse=True):
         remedies.append((f"--activation_checkpointing full --train_batch_size {batch}", replace(plan, recompute="full", batch=batch)))
     smallest = replace(plan, recompute="full", batch=1)
+    least = "--activation_checkpointing full --train_batch_size 1"
+    remedies += [(f"{least} --moments bf16", replace(smallest, moments="bf16"))]
+    remedies += [(f"{least} --offload optimizer", replace(smallest, offload="optimizer"))]
     for factor in (2, 4, 8, 16, 32, 64):
         layout = replace(plan.layout, shard=plan.layout.shard * factor, ddp=False)
         remedies.append(
@@ -162,6 +194,6 @@ def advice(shape: Shape, plan: Plan, dtype: str, device_bytes: float, *, cpu: bo
         )
     said = f"the estimate is {need / GIB:.1f} GiB of {device_bytes / GIB:.1f}"
     for words, changed in remedies:
-        if (other := memory(shape, changed, dtype, cpu=cpu).total) <= usable(device_bytes) and other < 0.95 * need:
+        if (other := memory(shape, changed, dtype).total) <= usable(device_bytes) and other < 0.95 * need:
             return f"{said}; use {words} ({other / GIB:.1f} GiB)"
     return f"{said}; use a device with more memory or a smaller model"

@@ -16,6 +16,7 @@ from trainer.estimate.speed import step_seconds
 from trainer.layout import resolve
 from trainer.models import Shape
 
+OPTIMISER = ("adamw", "moments", "offload")
 STEP_TOKENS = 4_194_304  # of an optimizer step, if the user names no number
 
 
@@ -53,6 +54,7 @@ def plans(shape: Shape, machine: Machine, nodes: int, wanted: dict[str, Any], st
     def free(name: str, values: Sequence[Any]) -> Sequence[Any]:
         return [wanted[name]] if wanted.get(name) is not None else values
 
+    adamw = {name: wanted[name] for name in OPTIMISER if wanted.get(name)}
     degrees = itertools.product(
         free("pipeline_parallel_degree", [stages for stages in divisors(shape.num_layers) if world % stages == 0]),
         free("tensor_parallel_degree", divisors(machine.devices)),
@@ -79,7 +81,7 @@ def plans(shape: Shape, machine: Machine, nodes: int, wanted: dict[str, Any], st
                 gradient_accumulation_steps=accumulation,
             )
             with contextlib.suppress(UsageError):
-                yield Plan(resolve(shape, world, flags), batch, accumulation, recompute)
+                yield Plan(resolve(shape, world, flags), batch, accumulation, recompute, **adamw)
 
 
 def best(

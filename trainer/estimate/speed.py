@@ -3,8 +3,8 @@
 """Speed of a training step: the share of the peak that published runs reached on such a device, less the communication that does not
 hide behind the computation. For a device without a published run the answer is n/a, never a guess."""
 
-from trainer.devices import Machine
-from trainer.estimate.memory import Plan
+from trainer.devices import PCIE, Machine
+from trainer.estimate.memory import Plan, moved
 from trainer.estimate.traffic import Traffic, traffic
 from trainer.models import Shape
 
@@ -64,9 +64,11 @@ def step_seconds(shape: Shape, plan: Plan, machine: Machine, dtype: str) -> floa
         else:
             last += seconds
     micro = compute + waiting
+    # To the device and back, while nothing else happens.
+    update = 2 * moved(shape, plan) / PCIE if plan.offload != "none" else 0.0
     if layout.pipeline > 1:
         # A stage keeps its weights gathered for the whole step, and idles while the pipeline fills and drains.
         work = micro * (plan.accumulation + (layout.pipeline - 1) / layout.chunks)
-        return work + max(0.0, gather + last - OVERLAP * micro)
+        return update + work + max(0.0, gather + last - OVERLAP * micro)
     each = micro + max(0.0, gather / plan.accumulation - OVERLAP * micro)
-    return each * plan.accumulation + max(0.0, last - OVERLAP * micro * 2 / 3)
+    return update + each * plan.accumulation + max(0.0, last - OVERLAP * micro * 2 / 3)

@@ -16,6 +16,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 from trainer.labs.start import Rank, start
 from trainer.launch import leave
+from trainer.parallel.pipeline import Action, schedule
 
 WIDTH, SAMPLES, LAYERS, MICRO_BATCHES = 256, 32, 4, 4
 
@@ -90,28 +91,20 @@ FORWARD = "0123456789ABCDEFGHIJKLMNOP"
 
 
 def timetable(stages: int, micro_batches: int) -> list[str]:
-    """1F1B as text, one column for each time slot: 0, 1, … are forward passes and a, b, … the backward passes of the micro-batches."""
-    rows, done_forward, done_backward = [""] * stages, [0] * stages, [0] * stages
-    forward_at: dict[tuple[int, int], int] = {}
-    backward_at: dict[tuple[int, int], int] = {}
-    slot = 0
-    while min(done_backward) < micro_batches:
-        for stage in range(stages):
-            f, b = done_forward[stage], done_backward[stage]
-            ready_f = f < micro_batches and f - b < stages - stage and (stage == 0 or forward_at.get((stage - 1, f), slot) < slot)
-            above = forward_at.get((stage, b), slot) if stage == stages - 1 else backward_at.get((stage + 1, b), slot)
-            ready_b = b < f and above < slot
-            if ready_b:
-                backward_at[stage, b] = slot
-                done_backward[stage] += 1
-                rows[stage] += chr(ord("a") + b)
-            elif ready_f:
-                forward_at[stage, f] = slot
-                done_forward[stage] += 1
-                rows[stage] += FORWARD[f]
+    """1F1B as text, one column for each time slot: 0, 1, … are forward passes and a, b, … the backward passes of the micro-batches. A stage
+    does its actions in the trainer's order, each as soon as its neighbour has done it in an earlier slot."""
+    rows, done = [""] * stages, set[tuple[int, Action]]()
+    left = [list(schedule(stage, stages, 1, micro_batches)) for stage in range(stages)]
+    while any(left):
+        earlier = frozenset(done)
+        for stage, actions in enumerate(left):
+            neighbour = stage - 1 if actions and actions[0].forward else stage + 1
+            if actions and (not 0 <= neighbour < stages or (neighbour, actions[0]) in earlier):
+                action = actions.pop(0)
+                done.add((stage, action))
+                rows[stage] += FORWARD[action.micro_batch] if action.forward else chr(ord("a") + action.micro_batch)
             else:
                 rows[stage] += "."
-        slot += 1
     return rows
 
 

@@ -31,17 +31,8 @@ from trainer.parallel.pipeline import Pipeline, link
 from trainer.parallel.precision import COMPUTE, LossScale, precision_of
 
 # End of a weight's name → the dimension that tensor ranks divide. Each rank has the other weights whole.
-TENSOR_DIMS = {
-    "q_proj": 0,
-    "k_proj": 0,
-    "v_proj": 0,
-    "o_proj": 1,
-    "gate_proj": 0,
-    "up_proj": 0,
-    "down_proj": 1,
-    "embed_tokens": 0,
-    "lm_head": 0,
-}
+TENSOR_DIMS = dict.fromkeys(("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "embed_tokens", "lm_head"), 0)
+TENSOR_DIMS |= dict.fromkeys(("o_proj", "down_proj"), 1)
 
 Source = Callable[[str, torch.Size], Tensor]
 

@@ -72,6 +72,8 @@ class Engine:
         if self.device.type != "cuda":
             return contextlib.nullcontext()
         order = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+        if self.config.deterministic:
+            order = [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]
         stack = contextlib.ExitStack()
         stack.enter_context(sdpa_kernel(order, set_priority=True))
         if self.layout.ddp and COMPUTE[self.precision] != torch.float32:
@@ -115,6 +117,9 @@ class Engine:
                 results = self.pipeline.run(tokens, wanted, None)
             else:
                 results = [self.parts[0](x, labels=y) for x, y in zip(tokens, wanted, strict=True)]
+        for part in self.parts:
+            if isinstance(part, FSDPModule):
+                part.reshard()  # a backward pass would have done it
         return self._share(results, self._counted(batch, labels))
 
     def _share(self, results: list[Tensor], counted: Tensor) -> Tensor:

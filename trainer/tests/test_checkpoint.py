@@ -29,9 +29,10 @@ from torch.distributed.tensor import DTensor, Shard
 from trainer import export, hf, prove
 from trainer.checkpoint.folder import SCHEMA, Folder
 from trainer.checkpoint.s3 import Bucket, Ranged
-from trainer.checkpoint.saver import Stage, on_cpu
+from trainer.checkpoint.saver import Stage
 from trainer.checkpoint.store import changed, complete_steps, foreign
 from trainer.cli import UsageError
+from trainer.comm import on_cpu
 from trainer.launch import EXIT_STOPPED, Ranks, StopFlag, join
 from trainer.models import Shape
 
@@ -239,9 +240,23 @@ def test_prove_resume_on_another_number_of_ranks(capsys: pytest.CaptureFixture[s
     assert prove.main(["--ranks", "2", "--resume_ranks", "1", "--steps", "6"]) == 0
     facts, sentence = capsys.readouterr().out.splitlines()
     found = json.loads(facts)
-    assert found["equal"]
+    assert found["equal"] and found["deterministic"]
     assert found["resumed_from"] < found["steps"] == 6
     assert sentence.startswith("2 ranks, killed after step 3, resumed from step ")
+
+
+def inexact(record: dict[str, float], step: int) -> None:
+    """A tracker that fails as torch does where a kernel gives other bits in every run."""
+    if torch.are_deterministic_algorithms_enabled():
+        raise RuntimeError("index_wrong_cuda does not have a deterministic implementation, but you set …")
+
+
+def test_prove_resume_says_what_cannot_be_exact(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["--ranks", "1", "--steps", "4", "--", "--model", "tiny", "--dataset", "synthetic", "--tracker", f"{__name__}:inexact"]
+    assert prove.main(argv) == 0
+    facts, sentence = capsys.readouterr().out.splitlines()
+    assert not json.loads(facts)["deterministic"]
+    assert sentence.endswith("1e-05 is allowed, because index_wrong_cuda has no kernel here that gives the same bits in every run")
 
 
 @pytest.mark.parametrize(

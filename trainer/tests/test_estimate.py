@@ -105,6 +105,26 @@ def test_the_state_is_16_bytes_a_parameter() -> None:
     assert need.gathered == pytest.approx((2 + 2 + 4) * 2 * 128_256 * 4096, rel=1e-3)
 
 
+def test_the_optimisers_options_are_known(capsys: pytest.CaptureFixture[str]) -> None:
+    shape, plan = PRESETS["llama-3.1-70b"], Plan(Layout(shard=16), recompute="full")
+
+    def state(**more: str) -> float:
+        return memory(shape, dataclasses.replace(plan, **more), "bf16").state * 16 / shape.parameters()  # type: ignore[arg-type]
+
+    assert [state() - state(moments="bf16"), state() - state(offload="optimizer")] == [pytest.approx(value, rel=1e-3) for value in (4, 8)]
+    large = dataclasses.replace(shape, max_context_width=64)
+    update = memory(large, dataclasses.replace(plan, adamw="foreach"), "bf16")
+    assert update.gathered == pytest.approx(4 * shape.parameters() / 16, rel=1e-3), "foreach needs the space of another moment"
+    argv = ["--model", "llama-3.1-70b", "--instance_type", "p5.48xlarge", "--nodes", "2", "--activation_checkpointing", "full"]
+    argv += ["--train_batch_size", "1", "--gradient_accumulation_steps", "1", "--sharding_strategy", "full"]
+    argv += ["--tensor_parallel_degree", "1", "--pipeline_parallel_degree", "1"]
+    plain, moved = (ask(capsys, *argv, *more) for more in ([], ["--moments", "bf16", "--offload", "optimizer"]))
+    assert moved["memory_gib"]["state"] == pytest.approx(plain["memory_gib"]["state"] / 2, rel=0.02)
+    assert moved["tokens_per_s"] < plain["tokens_per_s"]
+    assert "--moments bf16 --offload optimizer" in moved["flags"] and "moments" not in plain["flags"]
+    assert "--moments bf16 (" in advice(shape, dataclasses.replace(plan, batch=1), "bf16", 80 * GIB)
+
+
 def test_hours_and_money(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "prices.json").write_text('{"p5.48xlarge": 50}')
     argv = ["--model", "llama-3.1-8b", "--instance_type", "p5.48xlarge", "--nodes", "4", "--tokens", "15e9"]

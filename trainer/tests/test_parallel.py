@@ -27,7 +27,7 @@ from trainer.launch import Ranks, StopFlag, join
 from trainer.layout import Layout, layout_of
 from trainer.metrics import logger
 from trainer.models import shape_of
-from trainer.optim import adamw
+from trainer.optim import AdamW
 from trainer.parallel import build
 from trainer.parallel.engine import Engine
 from trainer.parallel.precision import precision_of
@@ -149,6 +149,21 @@ def test_the_loss_in_chunks_is_cross_entropy(monkeypatch: pytest.MonkeyPatch) ->
         torch.testing.assert_close(one, other)
 
 
+def test_the_gradients_of_own_layers_are_the_numeric_ones() -> None:
+    torch.manual_seed(1)
+    x, weight, angles = (torch.randn(size, dtype=torch.float64) for size in ((2, 3, 5, 8), (8,), (5, 4)))
+    cos, sin = (table.repeat(1, 2) for table in (angles.cos(), angles.sin()))
+    torch.testing.assert_close(norm(x, weight), F.rms_norm(x, (8,), weight, 1e-5))
+    x.requires_grad_()
+    weight.requires_grad_()
+    assert torch.autograd.gradcheck(norm, (x, weight))
+    assert torch.autograd.gradcheck(lambda x: layers.rotate(x, cos, sin), x)
+
+
+def norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return layers._Normed.apply(x, weight, 1e-5)
+
+
 def test_float8_is_near_the_exact_product() -> None:
     draw = torch.Generator().manual_seed(1)
     x, weight = (torch.randn(size, generator=draw, requires_grad=True) for size in ((2, 16, 64), (32, 64)))
@@ -169,7 +184,7 @@ def test_float8_trains_as_bf16_does(alone: None, monkeypatch: pytest.MonkeyPatch
     losses = {}
     for precision in ("bf16", "float8"):
         one = engine(precision=precision, initializer_range=0.02, lr=3e-3)
-        optimizer = adamw(one.model, one.config)
+        optimizer = AdamW(one.model, one.config)
         found = []
         for _ in range(20):
             found.append(one.forward_backward(SAMPLES).item())

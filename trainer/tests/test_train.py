@@ -25,7 +25,7 @@ from trainer.data.loader import Loader
 from trainer.launch import EXIT_STOPPED, Ranks, join
 from trainer.llama import Llama
 from trainer.models import shape_of
-from trainer.optim import adamw, learning_rate
+from trainer.optim import AdamW, learning_rate
 from trainer.parallel.build import build
 
 
@@ -257,7 +257,7 @@ def test_ranks_read_disjoint_samples_that_are_the_whole_step(tokens: Path) -> No
 def test_norms_are_not_decayed() -> None:
     model = Llama(shape_of("tiny", "llama_v3", {}))
     decay = {
-        id(value): group["weight_decay"] for group in adamw(model, TrainConfig(weight_decay=0.3)).param_groups for value in group["params"]
+        id(value): group["weight_decay"] for group in AdamW(model, TrainConfig(weight_decay=0.3)).param_groups for value in group["params"]
     }
     assert {name: decay[id(value)] for name, value in model.named_parameters()} == {
         name: 0 if "norm" in name else 0.3 for name, _ in model.named_parameters()

@@ -21,6 +21,12 @@ SERVICES = {
     "batch": "Batch",
     "sagemaker": "SageMaker",
     "logs": "CloudWatch Logs",
+    "cloudformation": "CloudFormation",
+    "fsx": "FSx",
+    "iam": "IAM",
+    "secretsmanager": "Secrets Manager",
+    "service-quotas": "Service Quotas",
+    "sts": "STS",
 }
 NO_IMAGE = ("InvalidAMIID.NotFound", "InvalidAMIID.Unavailable", "InvalidAMIID.Malformed")
 REGION = re.compile(r"[a-z]{2,4}(-[a-z]+)+-\d")

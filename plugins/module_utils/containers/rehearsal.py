@@ -1,7 +1,7 @@
 # Copyright: the Muster developers
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a node that rehearses an instance type carries: `rehearsal(type)` is the document that stand_in.py reads on the node.
+"""What a node that rehearses an instance type carries: `rehearsal(type)` is the document that the programs of stand_ins read on the node.
 
 The document says which devices the type has, where they are on the PCI bus, and what its collectives reach, all from the catalogue.
 Bus addresses are made up: accelerators are spread over the buses, and each EFA device is beside the accelerator that it serves.
@@ -11,9 +11,20 @@ from __future__ import annotations
 
 import functools
 import inspect
+import io
 import json
+import zipfile
 
-from ansible_collections.muster.fleet.plugins.module_utils.containers import stand_in
+from ansible_collections.muster.fleet.plugins.module_utils.containers import stand_ins
+from ansible_collections.muster.fleet.plugins.module_utils.containers.stand_ins import (
+    collectives,
+    dcgm,
+    devices,
+    node,
+    nvidia,
+    programs,
+    system,
+)
 from ansible_collections.muster.fleet.plugins.module_utils.hardware import catalogue
 
 # NVSwitch chips on the PCI bus of a host by GPU architecture: count and device id. Blackwell's are reached through InfiniBand devices.
@@ -25,6 +36,7 @@ PCI_GBPS = 20  # GB/s between GPUs without NVLink
 WIRE_PART = 0.7  # of the wires' bandwidth, where the catalogue has no reference
 ACCELERATORS = ("nvidia", "neuron")
 FILES = ("rehearsal.json", "stand-in")
+MODULES = (stand_ins, collectives, dcgm, devices, node, nvidia, programs, system)  # Ansible sends a module only what it imports
 
 
 def can_rehearse(name: str) -> bool:
@@ -43,7 +55,7 @@ def rehearsal(name: str) -> dict:
     count, switch = SWITCHES.get(have["gpu_arch"], (0, "")) if have["nvswitch"] else (0, "")
     ports = SWITCH_PORTS if have["nvswitch"] and not count else 0
     document = {
-        "schema": stand_in.SCHEMA,
+        "schema": node.SCHEMA,
         "instance_type": have["name"],
         "hardware": {key: have[key] for key in have if key not in ("network_cards", "markets", "busbw", "peak_flops")},
         "gpu_name": f"NVIDIA {have['gpu_model']}",
@@ -52,10 +64,10 @@ def rehearsal(name: str) -> dict:
         "switches": [{"index": index, "bus": f"0000:{2 + index:02x}:00.0", "device": switch} for index in range(count)],
         "switch_ports": [{"name": f"ibp{2 + index}s0", "bus": f"0000:{2 + index:02x}:00.0", "gbps": 400} for index in range(ports)],
         "efa": efa_devices(have),
-        "reference": {each: references(have["name"], each) for each in stand_in.COLLECTIVES} if gpus else {},
+        "reference": {each: references(have["name"], each) for each in node.COLLECTIVES} if gpus else {},
     }
-    document["devices"] = [path for path, _major, _minor in stand_in.device_files(document, [])]
-    document["stand_ins"] = stand_in.names(document)
+    document["devices"] = [path for path, _major, _minor in node.device_files(document, [])]
+    document["stand_ins"] = node.names(document)
     return document
 
 
@@ -120,5 +132,17 @@ def reference(name: str, nodes: int, collective: str) -> list[list[float]]:
 
 def node_files(name: str) -> dict[str, bytes]:
     """The files that a rehearsed node finds in /run/muster-node; its first process runs the program before systemd."""
-    program = "#!/usr/bin/python3\n" + inspect.getsource(stand_in)
-    return dict(zip(FILES, ((json.dumps(rehearsal(name), indent=1) + "\n").encode(), program.encode())))
+    return dict(zip(FILES, ((json.dumps(rehearsal(name), indent=1) + "\n").encode(), program())))
+
+
+@functools.cache
+def program() -> bytes:
+    """The stand-ins as one file that Python runs: a ZIP archive that is not compressed, so that a reader finds in it what it is."""
+    out = io.BytesIO()
+    out.write(b"#!/usr/bin/python3\n")
+    with zipfile.ZipFile(out, "w") as archive:
+        for module in MODULES:
+            name = module.__name__.rpartition(".")[2]
+            archive.writestr(zipfile.ZipInfo(f"stand_ins/{'__init__' if module is stand_ins else name}.py"), inspect.getsource(module))
+        archive.writestr(zipfile.ZipInfo("__main__.py"), "import sys\n\nfrom stand_ins.programs import main\n\nsys.exit(main(sys.argv))\n")
+    return out.getvalue()

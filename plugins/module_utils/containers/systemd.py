@@ -17,7 +17,8 @@ import time
 from pathlib import Path
 
 from ansible_collections.muster.fleet.plugins.module_utils.containers.engine import Engine, NodeContainerError, locked, write_whole
-from ansible_collections.muster.fleet.plugins.module_utils.containers.stand_in import DOCUMENT, HOME
+from ansible_collections.muster.fleet.plugins.module_utils.containers.stand_ins.node import DOCUMENT
+from ansible_collections.muster.fleet.plugins.module_utils.containers.stand_ins.system import HOME
 
 VERDICT = "engine.json"
 # The limits that a node should have, best first; a machine without CAP_SYS_RESOURCE cannot raise its own hard limits.

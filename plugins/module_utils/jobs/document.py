@@ -69,19 +69,27 @@ SECRETS_OF = {
 SECRET_HELP = (
     "{from: file, path: ...}, {from: env, name: ...}, {from: kubernetes, secret: ..., key: ...} or {from: secretsmanager, id: ...}"
 )
-TYPE_NAMES = {str: "text", int: "a whole number", list: "a list", dict: "a mapping", bool: "true or false", object: "all or a whole number"}
+TYPE_NAMES = {
+    str: "text",
+    int: "a whole number",
+    list: "a list",
+    dict: "a mapping",
+    bool: "true or false",
+    float: "a number",
+    object: "all or a whole number",
+}
 
 
 class JobError(ValueError):
     """A job document that cannot be run; its text is one sentence with the remedy."""
 
 
-def _filled(data, fields, where):
-    """`data` with defaults from `fields`; refuses a field that is unknown, missing or of another type."""
+def filled(data, fields, where):
+    """`data` with defaults from `fields`, {field: (type, default)}; refuses a field that is unknown, missing or of another type."""
     for field in data:
         if field not in fields:
             raise JobError("%s has the unknown field %s; %s" % (where, field, nearest(field, fields)))
-    filled = {}
+    out = {}
     for field, (kind, default) in fields.items():
         value = data.get(field)
         if value is None:
@@ -91,8 +99,8 @@ def _filled(data, fields, where):
         # YAML's `true` is an int in Python, but never a count.
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
             raise JobError("%s: %s must be %s, not %r." % (where, field, TYPE_NAMES[kind], value))
-        filled[field] = value
-    return filled
+        out[field] = value
+    return out
 
 
 def _check_text(value, what):
@@ -149,15 +157,15 @@ def _check_profile(profile, where):
     """The complete `profile` of a launcher; an empty one asks for none."""
     if not profile:
         return {}
-    filled = _filled(profile, PROFILE, "%s: launcher.profile" % where)
-    if filled["tool"] not in PROFILERS:
-        raise JobError("%s: launcher.profile.tool %s is unknown; %s" % (where, filled["tool"], nearest(filled["tool"], PROFILERS)))
-    ranks = filled["ranks"]
+    whole = filled(profile, PROFILE, "%s: launcher.profile" % where)
+    if whole["tool"] not in PROFILERS:
+        raise JobError("%s: launcher.profile.tool %s is unknown; %s" % (where, whole["tool"], nearest(whole["tool"], PROFILERS)))
+    ranks = whole["ranks"]
     if not ranks or not all(isinstance(rank, int) and not isinstance(rank, bool) and rank >= 0 for rank in ranks):
         raise JobError("%s: launcher.profile.ranks must be a list of ranks such as [0], not %r." % (where, ranks))
-    if filled["delay"] < 0 or filled["duration"] < 1:
+    if whole["delay"] < 0 or whole["duration"] < 1:
         raise JobError("%s: launcher.profile needs a delay of 0 or more seconds and a duration of 1 or more." % where)
-    return filled
+    return whole
 
 
 def check_name(name):
@@ -176,7 +184,7 @@ def load(data, kind=None):
     if not isinstance(data, dict):
         raise JobError("A job document is a mapping with name and command, not %s." % type(data).__name__)
     where = "Job %s" % data.get("name", "without a name")
-    job = _filled(data, FIELDS, where)
+    job = filled(data, FIELDS, where)
     if job["schema"] != SCHEMA:
         raise JobError("%s has the schema %s; this version of Muster reads %s." % (where, job["schema"], SCHEMA))
     check_name(job["name"])
@@ -219,7 +227,7 @@ def load(data, kind=None):
     check_kind(kind, "%s: launcher.kind" % where)
     _check_launcher_fields(job["launcher"], kind, where)
     fields = {"kind": (str, kind), **LAUNCHERS[kind], "profile": (dict, {})}
-    job["launcher"] = _filled(job["launcher"], fields, "%s: launcher" % where)
+    job["launcher"] = filled(job["launcher"], fields, "%s: launcher" % where)
     job["launcher"]["profile"] = _check_profile(job["launcher"]["profile"], where)
     if job["launcher"]["profile"] and max(job["launcher"]["profile"]["ranks"]) >= job["nodes"] * job["procs_per_node"]:
         raise JobError("%s: launcher.profile.ranks must be below %d, the number of ranks." % (where, job["nodes"] * job["procs_per_node"]))

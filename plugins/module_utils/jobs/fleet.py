@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 
 from ansible_collections.muster.fleet.plugins.module_utils.hardware import catalogue
-from ansible_collections.muster.fleet.plugins.module_utils.jobs.document import JobError
+from ansible_collections.muster.fleet.plugins.module_utils.jobs.document import KUBERNETES, JobError
 
 OPS = ["all_reduce", "all_gather", "reduce_scatter", "broadcast", "alltoall", "sendrecv"]
 COLLECTIVES = {"ops": OPS, "min_bytes": 8, "max_bytes": "64M", "iterations": 5, "backend": "gloo", "procs_per_node": 1, "time_limit": 30}
@@ -116,15 +116,18 @@ def parts(everyone, types, hosts=None, rehearsed=(), gpu_hosts=()):
     return out
 
 
-def placed(part, asked):
-    """Where the launcher places a job."""
-    return {"partition": asked.get("partition") or part["partition"], "options": part["options"]}
+def placed(part, asked, kind, mpi):
+    """The launcher of a job, and where it places it."""
+    if kind != "slurm":
+        return {"kind": kind}
+    return {"kind": kind, "mpi": mpi, "partition": asked.get("partition") or part["partition"], "options": part["options"]}
 
 
-def collectives(fleet, asked, trainer, prefix):
+def collectives(fleet, asked, trainer, prefix, kind="slurm"):
     """The jobs that measure the collectives: [{document, op, type, hosts, ranks, floors, real, skip}].
 
-    fleet: from parts(); asked: the user's muster_collectives; trainer: {venv, env}; prefix: folder of nccl-tests.
+    fleet: from parts(); asked: the user's muster_collectives; trainer: what of a document lets a rank find the trainer (venv or image,
+    mounts, env); prefix: folder of nccl-tests; kind: the launcher.
     type: whose bandwidths the job must reach, "" without GPUs; skip: why nothing is measured, "" otherwise.
     """
     out = []
@@ -132,10 +135,9 @@ def collectives(fleet, asked, trainer, prefix):
         want = {**settings(part["have"])[0], **asked}
         nodes = len(part["hosts"])
         base = {"nodes": nodes, "time_limit": int(want["time_limit"])}
-        launcher = {"kind": "slurm", "mpi": "pmix", **placed(part, asked)}
         ranks = int(want["procs_per_node"])
-        kind = part["type"] if want["backend"] == "nccl" else ""
-        common = {"type": kind, "hosts": part["hosts"], "ranks": nodes * ranks, "floors": want.get("floors") or [], "real": None}
+        judged = part["type"] if want["backend"] == "nccl" else ""
+        common = {"type": judged, "hosts": part["hosts"], "ranks": nodes * ranks, "floors": want.get("floors") or [], "real": None}
         common["skip"] = "one rank: nothing crossed a wire" if nodes * ranks == 1 else ""
         sweep = ["-b", str(want["min_bytes"]), "-e", str(want["max_bytes"]), "-f", "2", "-n", str(want["iterations"])]
         if want["backend"] == "gloo":
@@ -144,19 +146,22 @@ def collectives(fleet, asked, trainer, prefix):
                 **base,
                 "name": "collectives" + part["suffix"],
                 "procs_per_node": ranks,
-                "venv": trainer["venv"],
-                "env": trainer["env"],
+                **trainer,
                 "command": command,
-                "launcher": launcher,
+                "launcher": placed(part, asked, kind, "pmix"),
             }
             out.append({**common, "op": "", "document": document})
             continue
+        # nccl-tests starts its ranks by MPI. Under Slurm it needs nothing of the trainer's.
+        launcher = placed(part, asked, "mpijob" if kind in KUBERNETES else kind, "pmix")
+        found = {} if kind == "slurm" else trainer
         for op in want["ops"]:
             document = {
                 **base,
                 "name": "nccl%s-%s" % (part["suffix"], op),
                 "procs_per_node": ranks,
                 "gpus_per_node": ranks,
+                **found,
                 "command": ["%s/bin/%s_perf" % (prefix, op), *sweep, "-g", "1", "-c", "1"],
                 "launcher": launcher,
             }
@@ -169,28 +174,38 @@ def collectives(fleet, asked, trainer, prefix):
     return out
 
 
-def training(fleet, asked, trainer):
+def training(fleet, asked, trainer, kind="slurm"):
     """The jobs that train: [{document, type, hosts, settings, data, real}]; arguments as for collectives()."""
     out = []
+    shared = {} if kind == "slurm" else {"folder": "/checkpoints/training"}
     for part in fleet:
-        real = {**settings(part["have"])[1], **asked}
-        runs = {**TRAINING, **asked, "backend": "gloo"} if part["rehearsed"] else real
-        document, data = _training(part, runs, trainer, asked)
+        real = {**settings(part["have"])[1], **shared, **asked}
+        runs = {**TRAINING, **shared, **asked, "backend": "gloo"} if part["rehearsed"] else real
+        document, data = _training(part, runs, trainer, asked, kind)
         job = {"type": part["type"], "hosts": part["hosts"], "settings": runs, "data": data, "document": document, "real": None}
         if part["rehearsed"]:
-            job["real"] = _training(part, real, trainer, asked)[0]
+            job["real"] = _training(part, real, trainer, asked, kind)[0]
         out.append(job)
     return out
 
 
-def _training(part, want, trainer, asked):
+# Where no node of the inventory could do it before, the first rank makes the data and the others wait. A word of a command has one line.
+PREPARE = (
+    'if [ "$RANK" = 0 ]; then [ -e %(data)s/index.json ] || python -m trainer prepare-data --out %(data)s --tokens %(tokens)s; '
+    "else for _ in $(seq 900); do [ ! -e %(data)s/index.json ] || break; sleep 1; done; fi; "
+)
+
+
+def _training(part, want, trainer, asked, kind):
     """(document, folder of its data)."""
     data, rate = "%s/data-%s" % (want["folder"], want["tokens"]), float(want["lr"])
+    # A requeued job keeps its number or its folder, so it resumes from its checkpoints; RERUN gets a new one and starts again.
+    own = "%s/checkpoints-$SLURM_JOB_ID" % want["folder"] if kind == "slurm" else '"$MUSTER_JOB_DIR"'
+    prepare = "" if kind == "slurm" else PREPARE % {"data": data, "tokens": want["tokens"]}
     command = [
         "bash",
         "-c",
-        # A requeued job keeps its number, so it resumes from its checkpoints; RERUN gets a new number and starts again.
-        'exec "$@" --checkpoint_dir %s/checkpoints-$SLURM_JOB_ID' % want["folder"],
+        '%sexec "$@" --checkpoint_dir %s' % (prepare, own),
         "train",
         *["python", "-m", "trainer", "train"],
         *["--model", want["model"], "--dataset_path", data, "--checkpoint_freq", str(want["checkpoint_freq"])],
@@ -214,10 +229,9 @@ def _training(part, want, trainer, asked):
         "cpus_per_proc": int(want["cpus_per_proc"]),
         "time_limit": int(want["time_limit"]),
         "retries": int(want["retries"]),
-        "venv": trainer["venv"],
-        "env": trainer["env"],
+        **trainer,
         "command": command,
-        "launcher": {"kind": "slurm", "mpi": "none", **placed(part, asked)},
+        "launcher": placed(part, asked, kind, "none"),
     }
     if want["backend"] == "nccl":
         document["gpus_per_node"] = int(want["procs_per_node"])

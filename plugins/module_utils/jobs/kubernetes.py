@@ -49,6 +49,8 @@ MANIFEST_OPTIONAL = (
     "NCCL_NVLS_ENABLE",
     "NCCL_SHM_USE_CUDA_MEMCPY",
 )
+# The annotation that says which run of a job this is; the first has none.
+RUN = "muster/run"
 # The key of the operator's SSH files in an MPIJob's pods.
 SSH = "/root/.ssh"
 SSHD = "mkdir -p /run/sshd; exec /usr/sbin/sshd -De -o StrictModes=no -o HostKey=%s/id_rsa -o PermitRootLogin=yes" % SSH
@@ -90,6 +92,8 @@ def render(document, identity, target):
     if target["queue"]:
         labels["kueue.x-k8s.io/queue-name"] = target["queue"]
     metadata = {"name": start.plain_name(document, identity), "namespace": target["namespace"], "labels": labels}
+    if target.get("run"):
+        metadata["annotations"] = {RUN: target["run"]}
     build = {"pytorchjob": _pytorchjob, "trainjob": _trainjob, "mpijob": _mpijob, "jobset": _jobset}[kind]
     return {"apiVersion": version, "kind": name, "metadata": metadata, "spec": build(document, metadata, target)}
 
@@ -129,8 +133,9 @@ def _resources(document, target):
 
 
 def folder_of(metadata):
-    """Where a job keeps its checkpoints on the volume."""
-    return "/checkpoints/" + metadata["name"]
+    """Where a job keeps its checkpoints on the volume. A job that runs again after it had completed does not resume."""
+    again = metadata.get("annotations", {}).get(RUN, "")
+    return "/checkpoints/" + metadata["name"] + ("-" + again if again else "")
 
 
 def _pod(document, metadata, target, container, command):
@@ -208,7 +213,11 @@ def _pytorchjob(document, metadata, target):
     elif target["etcd"]:
         raise JobError("muster_target.etcd is set, and job %s meets by c10d; set launcher.rendezvous to etcd-v2." % document["name"])
     worker = {"replicas": document["nodes"], "restartPolicy": "OnFailure" if document["retries"] else "Never", "template": pod}
-    return {"elasticPolicy": elastic, "runPolicy": _run_policy(document), "pytorchReplicaSpecs": {"Worker": worker}}
+    policy = _run_policy(document)
+    if not document["retries"]:
+        # With a limit, the operator deletes the pods of a failed job, and their logs with them.
+        del policy["backoffLimit"]
+    return {"elasticPolicy": elastic, "runPolicy": policy, "pytorchReplicaSpecs": {"Worker": worker}}
 
 
 def _run_policy(document):

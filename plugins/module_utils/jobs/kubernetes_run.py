@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 import datetime
+import json
 
 from ansible_collections.muster.fleet.plugins.module_utils.jobs import run as jobs
-from ansible_collections.muster.fleet.plugins.module_utils.jobs.kubernetes import IDENTITY_LABEL, KINDS
+from ansible_collections.muster.fleet.plugins.module_utils.jobs.kubernetes import IDENTITY_LABEL, KINDS, RUN
+from ansible_collections.muster.fleet.plugins.module_utils.kubernetes.api import APPLY, BUSY, Unreachable, said, waits_for
 
-APPLY = "application/apply-patch+yaml"
 OPERATORS = {"PyTorchJob": "the training operator", "TrainJob": "Kubeflow Trainer", "MPIJob": "the MPI operator", "JobSet": "JobSet"}
 DONE, FAILED = ("Succeeded", "Complete", "Completed"), ("Failed",)
 # Reasons for which a container does not start -> what to do.
@@ -22,10 +23,6 @@ STUCK = {
 }
 # What only the rank that prints writes; its pod's log is the job's output.
 PRINTED = ("Loss: ", "Avg bus bandwidth")
-
-
-class Unreachable(Exception):
-    """The API server gave no answer."""
 
 
 class Kubernetes(jobs.Service):
@@ -44,6 +41,8 @@ class Kubernetes(jobs.Service):
         plural = KINDS[document["launcher"]["kind"]][2]
         self.folder = "/apis/%s/namespaces/%s/%s" % (manifest["apiVersion"], self.namespace, plural)
         self.core = "/api/v1/namespaces/%s/" % self.namespace
+        # The pods as they were last seen: an operator deletes those of a job that takes too long or fails more often than `retries` allows.
+        self.seen: list = []
 
     def ask(self, method, path, query=None, body=None, kind="application/json"):
         """(status, answer); tries again until the deadline while the API server gives no answer or is too busy."""
@@ -53,7 +52,7 @@ class Kubernetes(jobs.Service):
             except Unreachable as error:
                 self.pause("the API server does not answer (%s)" % error)
                 continue
-            if status not in (429, 500, 502, 503, 504):
+            if status not in BUSY:
                 break
             self.pause("the API server says %s" % said(status, answer))
         if status == 401:
@@ -81,7 +80,8 @@ class Kubernetes(jobs.Service):
 
     def submit(self, options):
         """Apply the manifest; the object of an ended run goes first."""
-        claims = {volume["persistentVolumeClaim"]["claimName"] for volume in _volumes(self.manifest)}
+        volumes = [each["persistentVolumeClaim"] for each in _mappings(self.manifest) if "persistentVolumeClaim" in each]
+        claims = {volume["claimName"] for volume in volumes}
         for claim in sorted(claims):
             status, answer = self.ask("GET", self.core + "persistentvolumeclaims/" + claim)
             if status == 404:
@@ -117,13 +117,14 @@ class Kubernetes(jobs.Service):
         found = self._get()
         if found is None:
             return None
-        pods = self._pods()
+        present = self._pods()
+        self.seen = pods = present or self.seen
         ranks = [pod for pod in pods if pod["metadata"].get("labels", {}).get("muster/role") != "launcher"]
         containers = [each for pod in pods for each in pod.get("status", {}).get("containerStatuses", [])]
         dead = [each["state"]["terminated"] for each in containers if each.get("state", {}).get("terminated")]
         dead += [each["lastState"]["terminated"] for each in containers if each.get("lastState", {}).get("terminated")]
         failed = [each for each in dead if each.get("exitCode")]
-        running = [pod for pod in ranks if pod.get("status", {}).get("phase") == "Running"]
+        running = [pod for pod in ranks if present and pod.get("status", {}).get("phase") == "Running"]
         state, reason = "RUNNING" if running else "PENDING", "None"
         condition = ended(found)
         if condition:
@@ -131,8 +132,12 @@ class Kubernetes(jobs.Service):
             state = "COMPLETED" if condition["type"] in DONE else "TIMEOUT" if "DeadlineExceeded" in reason else "FAILED"
             if state == "FAILED" and any(each.get("reason") == "OOMKilled" for each in failed):
                 state = "OUT_OF_MEMORY"
+            if state != "COMPLETED" and not present:
+                reason += "; the operator deleted its pods, and their logs with them"
         elif len(running) < self.document["nodes"]:
-            reason = next(filter(None, map(_waits_for, pods)), "None")
+            reason = next(filter(None, map(waits_for, pods)), "None")
+            if "nodes are available" in reason:
+                reason = "; ".join(filter(None, (reason, self._nodes_have())))
         times = {key: _seconds(text) for key, text in self._times(found, pods, condition).items()}
         return {
             "job_id": self.object,
@@ -141,11 +146,27 @@ class Kubernetes(jobs.Service):
             "exit_code": failed[0]["exitCode"] if failed and state != "COMPLETED" else 1 if condition and state != "COMPLETED" else 0,
             "signal": 0,
             "nodes": sorted({pod["spec"]["nodeName"] for pod in ranks if pod["spec"].get("nodeName")}),
+            "pods": {pod["metadata"]["name"]: pod["spec"]["nodeName"] for pod in ranks if pod["spec"].get("nodeName")},
             **times,
             "elapsed_s": None,
             "restarts": sum(each.get("restartCount", 0) for each in containers),
             "ready": len(running),
         }
+
+    def _nodes_have(self):
+        """What each node has of the devices that the job asks for; "" where this user may not see the nodes."""
+        limits: dict = next((each["limits"] for each in _mappings(self.manifest) if "limits" in each), {})
+        devices = {name: count for name, count in limits.items() if "/" in name}
+        try:
+            status, answer = self.request("GET", "/api/v1/nodes", {}, None, "application/json")
+        except Unreachable:
+            return ""
+        if status >= 300 or not devices:
+            return ""
+        have = {each["metadata"]["name"]: each.get("status", {}).get("allocatable", {}) for each in answer.get("items", [])}
+        return ", ".join(
+            "%s has %s of %s %s" % (node, have[node].get(name, 0), count, name) for node in sorted(have) for name, count in devices.items()
+        )
 
     def _times(self, found, pods, condition):
         starts = [pod["status"]["startTime"] for pod in pods if pod.get("status", {}).get("startTime")]
@@ -186,10 +207,15 @@ class Kubernetes(jobs.Service):
         self.store.prepare(files)
 
 
-def said(status, answer):
-    """What the API server says about an error."""
-    message = answer.get("message") if isinstance(answer, dict) else str(answer)
-    return " ".join(str(message or "HTTP status %s" % status).split()).rstrip(".")
+def run_of(store, rerun, now):
+    """Which run of a job the next one is: that of its last manifest, or `now` (text) when it is to run again after it had completed."""
+    kept = store.stored()
+    if rerun and kept and kept["state"] == "COMPLETED":
+        return now
+    try:
+        return json.loads(store.read("manifest.json"))["metadata"].get("annotations", {}).get(RUN, "")
+    except (ValueError, KeyError):
+        return ""
 
 
 def ended(found):
@@ -198,28 +224,14 @@ def ended(found):
     return next((each for each in conditions if each["type"] in (*DONE, *FAILED) and each.get("status") == "True"), None)
 
 
-def _volumes(value):
-    """All volumes with a claim in a manifest."""
+def _mappings(value):
+    """All mappings in a manifest, each before those in it."""
     if isinstance(value, dict):
-        if "persistentVolumeClaim" in value:
-            yield value
+        yield value
         value = list(value.values())
     if isinstance(value, list):
         for each in value:
-            yield from _volumes(each)
-
-
-def _waits_for(pod):
-    """Why a pod does not run, in the scheduler's or kubelet's own words; "" when it runs."""
-    status = pod.get("status", {})
-    for each in status.get("containerStatuses", []):
-        waiting = each.get("state", {}).get("waiting")
-        if waiting and waiting.get("reason") != "ContainerCreating":
-            return "%s %s: %s" % (pod["metadata"]["name"], waiting.get("reason"), " ".join(waiting.get("message", "").split()))
-    for each in status.get("conditions", []):
-        if each["type"] == "PodScheduled" and each["status"] == "False":
-            return each.get("message", "")
-    return ""
+            yield from _mappings(each)
 
 
 def _seconds(text):

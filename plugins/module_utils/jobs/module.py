@@ -70,11 +70,12 @@ def answer(module, facts, service, files, shown, **more):
     module.exit_json(changed=changed, result=found or {}, **{**facts, **(found or {})})
 
 
-def run_in_service(module, kinds, make, errors):
+def run_in_service(module, kinds, make, errors, refine=lambda target, store, document, identity: {}):
     """The whole of a module for a service that keeps jobs elsewhere.
 
     kinds: the launchers that the module serves, the first for a document that names none; make(document, identity, target, settings) -> the
-    Service; errors: exceptions whose text is one sentence.
+    Service; errors: exceptions whose text is one sentence; refine(target, store, document,
+    identity) -> more of the answer, after it has changed the target.
     """
     params = module.params
     facts: dict = {}
@@ -84,10 +85,12 @@ def run_in_service(module, kinds, make, errors):
         identity = documents.identity(document)
         target = targets.load(kind, params["target"])
         folder = os.path.join(params["store"], "%s-%s" % (document["name"], identity[:12]))
+        store = jobs.Store(folder)
         facts.update(document=document, folder=folder)
+        facts.update(refine(target, store, document, identity))
         rendered = files_of(document, identity, target)
         files = {"job.json": json.dumps(document, indent=1) + "\n", **rendered}
-        common = {"name": document["name"], "identity": identity, "store": jobs.Store(folder), **settings(params)}
+        common = {"name": document["name"], "identity": identity, "store": store, **settings(params)}
         service = make(document, identity, target, common)
         service.asked = targets.gpus_of(document, target)
         answer(module, facts, service, files, next(iter(rendered)))

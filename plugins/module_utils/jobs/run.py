@@ -71,7 +71,7 @@ def decide(state, stored, live, rerun, retry):
 
 
 def result(name, identity, output, record, *, stored=False, gpus=0):
-    """The `muster.job_result/1` of a record as Service says it; times as ISO 8601 in UTC."""
+    """The `muster.job_result/1` of a record as Service says it; times as ISO 8601 in UTC. On Kubernetes it has pods, {pod: node}."""
     elapsed = record.get("elapsed_s")
     if elapsed is None and record["started"] and record["ended"]:
         elapsed = record["ended"] - record["started"]
@@ -95,6 +95,7 @@ def result(name, identity, output, record, *, stored=False, gpus=0):
         "restarts": record["restarts"],
         "output": output,
         "stored": stored,
+        **({"pods": record["pods"]} if "pods" in record else {}),
     }
 
 

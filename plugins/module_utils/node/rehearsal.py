@@ -22,6 +22,8 @@ SAYS = "muster rehearsal: %s is a stand-in"
 NAMES = re.compile(re.escape(SAYS) % "([^;\n]{1,80}?)")
 # What the kernel itself has in its file systems: whatever lies on another one was laid over them.
 KERNEL_S = {"sys": "/sys/kernel", "proc": "/proc/version"}
+# The kernel mounts file systems of its own there, such as that of control groups.
+KERNEL_MOUNTS = ("/sys/fs/", "/sys/kernel/", "/proc/sys/fs/")
 # The words are in the first bytes of a script, and anywhere in a small library.
 MOST_BYTES = 65536
 
@@ -74,6 +76,8 @@ def is_device(path, rehearsed):
     """Whether a path is, or begins as, a device that the node was given, or lies in what was laid over the kernel's /sys and /proc."""
     if path.startswith("/dev/") and path != "/dev/null":
         return any(device.startswith(path) for device in rehearsed.get("devices", ()))
+    if path.startswith(KERNEL_MOUNTS):
+        return False
     kernel_s = KERNEL_S.get(path.split("/")[1], "") if path.startswith("/") and rehearsed else ""
     return bool(kernel_s) and os.path.exists(path) and os.stat(path).st_dev != os.stat(kernel_s).st_dev
 

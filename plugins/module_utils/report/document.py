@@ -60,6 +60,7 @@ def build(folder: Path) -> dict[str, Any]:
         "collectives": [entry for job in jobs for entry in _collectives(folder, job, notes)],
         "training": [entry for job in jobs for entry in _training(folder, job, notes)],
         "jobs": [entry for job in jobs for entry in _job(folder, job, notes)],
+        "metrics": _metrics(folder, notes),
         "timings": {
             "roles": _timings(by_kind.get("role", []), ("role", "phase", "seconds", "tasks", "changed")),
             "tasks": _timings(by_kind.get("task", []), ("role", "task", "path", "seconds", "changed", "hosts"))[:20],
@@ -243,6 +244,21 @@ def _job(folder: Path, job: str, notes: list[str]) -> list[dict[str, Any]]:
         return []
     keys = ("job_id", "state", "exit_code", "nodes", "submitted", "started", "ended", "elapsed_s", "restarts", "stored")
     return [{"name": job, **{key: result.get(key) for key in keys}}]
+
+
+def _metrics(folder: Path, notes: list[str]) -> list[dict[str, Any]]:
+    """Return what Prometheus knew of the time of the run: {title, unit, series: [{label, points: [[seconds since 1970, value]]}]}."""
+    charts = []
+    for chart in _document(folder, "metrics.json", notes).get("charts") or []:
+        series = []
+        for one in chart["series"]:
+            label = " ".join(str(value) for _key, value in sorted(one["labels"].items()))
+            points = [point for point in one["points"] if point[1] is not None]
+            if points:
+                series.append({"label": label, "points": points})
+        if series:
+            charts.append({"title": chart["title"], "unit": chart["unit"], "series": series})
+    return charts
 
 
 def _timings(events: Iterable[dict[str, Any]], keys: Iterable[str]) -> list[dict[str, Any]]:

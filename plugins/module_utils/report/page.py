@@ -10,7 +10,7 @@ from typing import Any, Iterable
 
 from ansible_collections.muster.fleet.plugins.module_utils.health.nccl_results import human_size
 from ansible_collections.muster.fleet.plugins.module_utils.node.check import has_failed
-from ansible_collections.muster.fleet.plugins.module_utils.report.curves import collectives, training
+from ansible_collections.muster.fleet.plugins.module_utils.report.curves import collectives, during, training
 from ansible_collections.muster.fleet.plugins.module_utils.report.html import duration, moment, section, short, table, tag
 from ansible_collections.muster.fleet.plugins.module_utils.report.plot import escaped as text
 from ansible_collections.muster.fleet.plugins.module_utils.report.run_record import named_hosts
@@ -31,6 +31,7 @@ def render_html(report: dict[str, Any]) -> str:
         _checks(report["checks"]),
         collectives(report["collectives"]),
         training(report["training"]),
+        during(report["metrics"]),
         _timings(report["timings"]),
         _jobs(report["jobs"]),
         _versions(report["fleet"]),

@@ -1,6 +1,9 @@
 #!/bin/sh
 # Written by Muster (role slurm). Runs as root on each node after a job.
 # A killed rank leaves shared memory that would fill the node. Remove what this user owns, unless another job of the user runs here.
-[ -n "$SLURM_JOB_UID" ] && [ "$SLURM_JOB_UID" -ge 1000 ] || exit 0
-pgrep -u "$SLURM_JOB_UID" >/dev/null || find /dev/shm -xdev -mindepth 1 -user "$SLURM_JOB_UID" -delete
+if [ -n "$SLURM_JOB_UID" ] && [ "$SLURM_JOB_UID" -ge 1000 ] && ! pgrep -u "$SLURM_JOB_UID" >/dev/null; then
+    find /dev/shm -xdev -mindepth 1 -user "$SLURM_JOB_UID" -delete
+fi
+# Role node_health installs it. A code other than 0 drains the node.
+[ ! -x /usr/bin/muster-health ] || /usr/bin/muster-health --level prolog --hook epilog --check gpu_count --check efa_count --check xid >&2 || exit 1
 exit 0

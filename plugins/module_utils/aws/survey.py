@@ -1,0 +1,406 @@
+# Copyright: the Muster developers
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What an account says of a cluster before it is made, while it is there, and when it is gone: preflight, status, cost, leftovers.
+
+A check is {check, status, said}: passed, failed, or not_run when the account does not let somebody look.
+"""
+
+from __future__ import annotations
+
+from ansible_collections.muster.fleet.plugins.module_utils.aws import permissions, plan
+from ansible_collections.muster.fleet.plugins.module_utils.aws.accounts import DENIED, AwsError
+from ansible_collections.muster.fleet.plugins.module_utils.aws.cluster import ClusterError, accelerated
+
+# Family of types -> what EC2's quotas call it; every other letter is a standard family.
+FAMILIES = {"p": "P", "g": "G and VT", "gr": "G and VT", "trn": "Trn", "inf": "Inf", "dl": "DL", "hpc": "HPC"}
+STANDARD = "Standard (A, C, D, H, I, M, R, T, Z)"
+ALIVE = ("pending", "running", "stopping", "stopped")
+
+
+def said(check, fault, passed=""):
+    return {"check": check, "status": "failed" if fault else "passed", "said": fault or passed}
+
+
+def not_run(check, why):
+    return {"check": check, "status": "not_run", "said": why}
+
+
+def preflight(region, cluster):
+    """The checks before anything is made. Raises AwsError when AWS cannot be asked at all."""
+    identity = region.call("sts", "GetCallerIdentity")
+    account = identity["Account"]
+    wrong = cluster["account"] and cluster["account"] != account
+    checks = [
+        said(
+            "account",
+            wrong and "The credentials are of account %s, and the cluster is for %s; take another profile." % (account, cluster["account"]),
+            account,
+        )
+    ]
+    if wrong:
+        return checks
+    if region.name != cluster["region"]:
+        fault = "The region is %s, and the cluster is for %s; leave the option region out." % (region.name, cluster["region"])
+        return [*checks, said("region", fault)]
+    checks += _zones(region, cluster)
+    checks += _image(region, cluster)
+    checks += [_reservation(region, cluster, each) for each in cluster["nodes"] if each["reservation"].startswith("cr-")]
+    checks += _quotas(region, cluster)
+    if cluster["key_pair"]:
+        checks.append(_key_pair(region, cluster))
+    checks += _names(region, cluster)
+    if cluster["vpc"]["stack"]:
+        checks.append(_exports(region, cluster))
+    checks.append(_permissions(region, cluster, identity["Arn"]))
+    return checks
+
+
+def _allowed(check, look):
+    """What `look` returns, or not_run when the identity may not look."""
+    try:
+        return look()
+    except AwsError as error:
+        if error.code in DENIED:
+            return [not_run(check, str(error))]
+        raise
+
+
+def _zones(region, cluster):
+    """Whether each zone exists and offers each type."""
+
+    def look():
+        known = [each["ZoneName"] for each in region.call("ec2", "DescribeAvailabilityZones")["AvailabilityZones"]]
+        lost = [each for each in cluster["zones"] if each not in known]
+        if lost:
+            return [said("zones", "Region %s has no zone %s; it has %s." % (region.name, lost[0], ", ".join(known)))]
+        found = []
+        for kind in sorted({each["type"] for each in cluster["nodes"]}):
+            wanted = [{"Name": "instance-type", "Values": [kind]}]
+            offers = region.every(
+                "ec2", "DescribeInstanceTypeOfferings", "InstanceTypeOfferings", LocationType="availability-zone", Filters=wanted
+            )
+            zones = sorted(each["Location"] for each in offers)
+            without = [each for each in cluster["zones"][:1] if each not in zones]
+            where = "its zones there are " + ", ".join(zones) if zones else "take another region"
+            fault = without and "Zone %s does not offer %s; %s." % (without[0], kind, where)
+            found.append(said("offer %s" % kind, fault, ", ".join(zones)))
+        return found
+
+    return _allowed("zones", look)
+
+
+def _image(region, cluster):
+    if not cluster["image"]:
+        return []
+
+    def look():
+        try:
+            image = region.image(cluster["image"])
+        except AwsError as error:
+            if error.code:
+                raise
+            return [said("image", str(error))]
+        for group in cluster["nodes"]:
+            have = accelerated(group["type"])
+            if have and image.get("Architecture", have["arch"]) != have["arch"]:
+                fault = "AMI %s is for %s, and %s is %s; take another." % (
+                    image["ImageId"],
+                    image["Architecture"],
+                    group["type"],
+                    have["arch"],
+                )
+                return [said("image", fault)]
+        return [
+            said(
+                "image", image["State"] != "available" and "AMI %s is %s; wait until it is available." % (image["ImageId"], image["State"])
+            )
+        ]
+
+    return _allowed("image", look)
+
+
+def _reservation(region, cluster, group):
+    check = "reservation %s" % group["reservation"]
+    try:
+        found = region.call("ec2", "DescribeCapacityReservations", CapacityReservationIds=[group["reservation"]])["CapacityReservations"]
+    except AwsError as error:
+        if error.code in DENIED:
+            return not_run(check, str(error))
+        if not error.code.startswith("InvalidCapacityReservationId"):
+            raise
+        found = []
+    if not found:
+        return said(
+            check, "Region %s has no reservation %s; correct it for node group %s." % (region.name, group["reservation"], group["name"])
+        )
+    return said(check, reservation_fault(found[0], group, cluster["zones"]))
+
+
+def reservation_fault(have, group, zones):
+    """Why a reservation does not serve a node group, or ""."""
+    name, block = have["CapacityReservationId"], have.get("ReservationType") == "capacity-block"
+    if have["State"] not in ("active", "scheduled", "payment-pending", "assessing"):
+        return "Reservation %s is %s; name one that is active." % (name, have["State"])
+    if have["State"] != "active":
+        return "Reservation %s is %s and begins at %s; run again then." % (name, have["State"], have.get("StartDate", "a later time"))
+    if have["InstanceType"] != group["type"]:
+        return "Reservation %s is of %s, and node group %s of %s; correct one." % (name, have["InstanceType"], group["name"], group["type"])
+    if have.get("AvailabilityZone") and have["AvailabilityZone"] != zones[0]:
+        return "Reservation %s is in zone %s, and the cluster in %s; correct zones." % (name, have["AvailabilityZone"], zones[0])
+    if block != (group["market"] == "capacity-block"):
+        return "Reservation %s is %s; set market to %s." % (
+            name,
+            "a capacity block" if block else "no capacity block",
+            "capacity-block" if block else "reservation",
+        )
+    total = have.get("TotalInstanceCount", 0)
+    if total < group["count"]:
+        return "Reservation %s has %d instances, and node group %s wants %d; lower count." % (name, total, group["name"], group["count"])
+    return ""
+
+
+def family(kind):
+    letters = ""
+    for letter in kind.split(".")[0]:
+        if letter.isdigit():
+            break
+        letters += letter
+    return FAMILIES.get(letters, STANDARD)
+
+
+def quota_name(kind, market, hyperpod=False):
+    """What Service Quotas calls the limit of a type; None for capacity that no limit counts."""
+    if hyperpod:
+        return "ml.%s for cluster usage" % kind
+    if market == "capacity-block":
+        return None
+    if market == "spot":
+        return "All %s Spot Instance Requests" % family(kind)
+    return "Running On-Demand %s instances" % family(kind)
+
+
+def quotas_needed(cluster, vcpus):
+    """{quota: needed} of a cluster: vCPUs for EC2, instances for SageMaker. vcpus: {type: vCPUs}."""
+    needed: dict[str, int] = {}
+    hyperpod = cluster["kind"].startswith("hyperpod")
+    for group in cluster["nodes"]:
+        name = quota_name(group["type"], group["market"], hyperpod)
+        if name:
+            needed[name] = needed.get(name, 0) + group["max"] * (1 if hyperpod else vcpus[group["type"]])
+    return needed
+
+
+def _quotas(region, cluster):
+    def look():
+        kinds = sorted({each["type"] for each in cluster["nodes"]})
+        try:
+            types = region.call("ec2", "DescribeInstanceTypes", InstanceTypes=kinds)["InstanceTypes"]
+        except AwsError as error:
+            if error.code != "InvalidInstanceType":
+                raise
+            return [said("types", "EC2 does not know one of the types %s in region %s; correct it." % (", ".join(kinds), region.name))]
+        vcpus = {each["InstanceType"]: each["VCpuInfo"]["DefaultVCpus"] for each in types}
+        needed = quotas_needed(cluster, vcpus)
+        service = "sagemaker" if cluster["kind"].startswith("hyperpod") else "ec2"
+        if not needed:
+            return []
+        try:
+            quotas = region.every("service-quotas", "ListServiceQuotas", "Quotas", ServiceCode=service)
+        except AwsError as error:
+            return [not_run("quota", "The quotas could not be read: %s" % error)]
+        have = {each["QuotaName"]: each for each in quotas}
+        return [_quota(name, count, have.get(name), service) for name, count in sorted(needed.items())]
+
+    return _allowed("quota", look)
+
+
+def _quota(name, count, have, service):
+    if have is None:
+        return not_run("quota %s" % name, "Service Quotas does not list %s." % name)
+    message = "The quota %s (%s) is %d, and the cluster needs %d; ask for an increase of %s to %d."
+    short = have["Value"] < count and message % (name, have["QuotaCode"], have["Value"], count, service, count)
+    return said("quota %s" % name, short, "%d of %d" % (count, have["Value"]))
+
+
+def _key_pair(region, cluster):
+    try:
+        region.call("ec2", "DescribeKeyPairs", KeyNames=[cluster["key_pair"]])
+    except AwsError as error:
+        if error.code != "InvalidKeyPair.NotFound":
+            return not_run("key pair", str(error))
+        return said("key pair", "Region %s has no key pair %s; correct key_pair, or leave it out." % (region.name, cluster["key_pair"]))
+    return said("key pair", "", cluster["key_pair"])
+
+
+def _names(region, cluster):
+    """Whether names of stacks and of the bucket are free, or this cluster's own."""
+    found = []
+    for part in plan.parts(cluster):
+        for stack in plan.stacks(cluster, part):
+            have = _stack(region, stack["name"])
+            tags = {each["Key"]: each["Value"] for each in (have or {}).get("Tags", [])}
+            taken = have and have["StackStatus"] != "REVIEW_IN_PROGRESS" and tags.get(plan.CLUSTER_TAG) != cluster["name"]
+            message = "Region %s has a stack %s that is not of this cluster; give the cluster another name."
+            found.append(
+                said("stack %s" % stack["name"], taken and message % (region.name, stack["name"]), have["StackStatus"] if have else "free")
+            )
+    return found
+
+
+def _stack(region, name):
+    try:
+        return region.call("cloudformation", "DescribeStacks", StackName=name)["Stacks"][0]
+    except AwsError as error:
+        if "does not exist" in str(error):
+            return None
+        raise
+
+
+def _exports(region, cluster):
+    name = cluster["vpc"]["stack"]
+    if not _stack(region, name):
+        return said(
+            "vpc", "Region %s has no stack %s; correct vpc.stack, or make it from cloudformation/2.vpc-one-az.yaml." % (region.name, name)
+        )
+    known = {each["Name"] for each in region.every("cloudformation", "ListExports", "Exports")}
+    wanted = [
+        "%s-%s" % (name, each)
+        for each in ("PrivateSubnet", "SecurityGroup", *(["FSXSecurityGroup"] if "fsx" in plan.parts(cluster) else []))
+    ]
+    lost = [each for each in wanted if each not in known]
+    return said("vpc", lost and "Stack %s has no export %s; make the VPC from a template in cloudformation/." % (name, lost[0]), name)
+
+
+def _permissions(region, cluster, arn):
+    wanted = permissions.actions(plan.parts(cluster))
+    if ":assumed-role/" in arn:
+        head, rest = arn.split(":assumed-role/", 1)
+        arn = "%s:role/%s" % (head.replace(":sts:", ":iam:"), rest.split("/")[0])
+    if arn.endswith(":root"):
+        return said("permissions", "", "the account's root may do everything")
+    try:
+        told = region.every("iam", "SimulatePrincipalPolicy", "EvaluationResults", PolicySourceArn=arn, ActionNames=wanted)
+    except AwsError as error:
+        return not_run("permissions", "The policies of %s could not be simulated: %s" % (arn, error))
+    denied = sorted(each["EvalActionName"] for each in told if each["EvalDecision"] != "allowed")
+    message = "%s may not %s; allow it (docs/architectures.md has the policy)."
+    return said("permissions", denied and message % (arn, ", ".join(denied)), "%d actions" % len(wanted))
+
+
+def status(region, cluster):
+    """[{part, stack, status, missing, outputs, resources}] of the cluster's parts."""
+    rows = []
+    for part in plan.parts(cluster):
+        for name in [each["name"] for each in plan.stacks(cluster, part)]:
+            have = _stack(region, name)
+            row = {
+                "part": part,
+                "stack": name,
+                "status": have["StackStatus"] if have else "missing",
+                "reason": "",
+                "outputs": {},
+                "resources": 0,
+            }
+            if have:
+                row["reason"] = have.get("StackStatusReason") or ""
+                row["outputs"] = {each["OutputKey"]: each["OutputValue"] for each in have.get("Outputs", [])}
+                resources = region.every("cloudformation", "ListStackResources", "StackResourceSummaries", StackName=name)
+                row["resources"] = len(resources)
+                row["reason"] = row["reason"] or _drift(region, cluster, resources)
+            rows.append(row)
+    return rows
+
+
+def _drift(region, cluster, resources):
+    """Instances of a stack that are no more."""
+    wanted = {each["PhysicalResourceId"]: each["LogicalResourceId"] for each in resources if each["ResourceType"] == "AWS::EC2::Instance"}
+    if not wanted:
+        return ""
+    alive = {each["InstanceId"] for each in instances(region, cluster)}
+    lost = sorted(name for made, name in wanted.items() if made not in alive)
+    return lost and "drifted: %s is gone; run verb=up with a lower and then the former count" % ", ".join(lost) or ""
+
+
+def instances(region, cluster):
+    """The live instances of a cluster, by the tag that its stacks gave them."""
+    wanted = [{"Name": "tag:%s" % plan.CLUSTER_TAG, "Values": [cluster["name"]]}, {"Name": "instance-state-name", "Values": list(ALIVE)}]
+    reservations = region.every("ec2", "DescribeInstances", "Reservations", Filters=wanted)
+    return [each for one in reservations for each in one["Instances"]]
+
+
+def file_systems(region, cluster):
+    """The file systems of a cluster, also when their stack is gone."""
+    found = region.every("fsx", "DescribeFileSystems", "FileSystems")
+    return [
+        each for each in found if any(tag["Key"] == plan.CLUSTER_TAG and tag["Value"] == cluster["name"] for tag in each.get("Tags", []))
+    ]
+
+
+def cost(region, cluster, prices):
+    """{lines, hourly, unknown}: what is up, with dollars an hour where `prices` ({type: dollars an hour}) knows them."""
+    counts: dict[str, int] = {}
+    for each in instances(region, cluster):
+        if each["State"]["Name"] in ("pending", "running"):
+            counts[each["InstanceType"]] = counts.get(each["InstanceType"], 0) + 1
+    for each in file_systems(region, cluster):
+        kind = "fsx-%s-gib" % each["FileSystemType"].lower()
+        counts[kind] = counts.get(kind, 0) + each["StorageCapacity"]
+    own = [{"Name": "tag:%s" % plan.CLUSTER_TAG, "Values": [cluster["name"]]}, {"Name": "state", "Values": ["available", "pending"]}]
+    gateways = len(region.every("ec2", "DescribeNatGateways", "NatGateways", Filter=own))
+    if gateways:
+        counts["nat-gateway"] = gateways
+    return priced(counts, prices)
+
+
+def priced(counts, prices):
+    """The lines of a bill by the hour."""
+    for name, price in prices.items():
+        if isinstance(price, bool) or not isinstance(price, (int, float)) or price < 0:
+            raise ClusterError("The price of %s is %r; give dollars an hour." % (name, price))
+    lines = [
+        {"what": name, "count": count, "each": prices.get(name), "hourly": None if name not in prices else round(count * prices[name], 4)}
+        for name, count in sorted(counts.items())
+    ]
+    unknown = [each["what"] for each in lines if each["hourly"] is None]
+    return {"lines": lines, "hourly": round(sum(each["hourly"] or 0 for each in lines), 2), "unknown": unknown}
+
+
+def left(region, cluster):
+    """[{what, id}] that exists after the cluster's stacks are gone, and costs money."""
+    found = [{"what": "file system", "id": each["FileSystemId"]} for each in file_systems(region, cluster)]
+    bucket = cluster["storage"]["bucket"]
+    if bucket and bucket in [each["Name"] for each in region.call("s3", "ListBuckets").get("Buckets", [])]:
+        found.append({"what": "bucket", "id": bucket})
+    found += [{"what": "instance", "id": each["InstanceId"]} for each in instances(region, cluster)]
+    own = [{"Name": "tag:%s" % plan.CLUSTER_TAG, "Values": [cluster["name"]]}]
+    found += [{"what": "volume", "id": each["VolumeId"]} for each in region.every("ec2", "DescribeVolumes", "Volumes", Filters=own)]
+    return found
+
+
+def delete_data(region, cluster, part):
+    """Delete the data of a part whose stack is gone; the ids of what went."""
+    gone = []
+    if part == "fsx":
+        for each in file_systems(region, cluster):
+            region.call("fsx", "DeleteFileSystem", FileSystemId=each["FileSystemId"])
+            gone.append(each["FileSystemId"])
+    bucket = cluster["storage"]["bucket"]
+    if part == "s3" and bucket in [each["Name"] for each in region.call("s3", "ListBuckets").get("Buckets", [])]:
+        tags = region.call("s3", "GetBucketTagging", Bucket=bucket)["TagSet"]
+        if {"Key": plan.CLUSTER_TAG, "Value": cluster["name"]} not in tags:
+            raise ClusterError("Bucket %s is not of cluster %s, so its objects stay; delete it yourself." % (bucket, cluster["name"]))
+        for kind in ("Versions", "DeleteMarkers"):
+            while True:
+                page = region.call("s3", "ListObjectVersions", Bucket=bucket, MaxKeys=1000).get(kind, [])
+                if not page:
+                    break
+                objects = [{"Key": each["Key"], "VersionId": each["VersionId"]} for each in page]
+                answer = region.call("s3", "DeleteObjects", Bucket=bucket, Delete={"Objects": objects, "Quiet": True})
+                if answer.get("Errors"):
+                    raise ClusterError(
+                        "Object %s of bucket %s stays: %s." % (answer["Errors"][0]["Key"], bucket, answer["Errors"][0]["Message"])
+                    )
+        region.call("s3", "DeleteBucket", Bucket=bucket)
+        gone.append(bucket)
+    return gone

@@ -1,0 +1,134 @@
+# Copyright: the Muster developers
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Tests of pairs of nodes as Slurm jobs, all pairs of a round side by side, each with a hard time limit. diagnose.py plans the rounds."""
+
+from __future__ import annotations
+
+import copy
+import time
+
+from ansible_collections.muster.fleet.plugins.module_utils.health import diagnose, nccl_judge
+from ansible_collections.muster.fleet.plugins.module_utils.health.nccl_results import ResultsError, human_size, parse
+from ansible_collections.muster.fleet.plugins.module_utils.node import rehearsal
+from ansible_collections.muster.fleet.plugins.module_utils.slurm import text as slurm
+
+POLL = 0.5
+# Slurm rounds time limits up to minutes; a pair that hangs is ended here, after its own seconds.
+JOB_NAME = "muster:diagnose:%s"
+BUSY = "another job took a node"
+
+
+def idle(text, names):
+    """({node: why it is left alone}, idle nodes in the order of `names`) from sinfo's lines."""
+    known = slurm.node_records(text)
+    left, free = {}, []
+    for name in names:
+        if name not in known:
+            left[name] = "Slurm does not know it"
+        elif known[name]["state"] != "idle":
+            left[name] = "it is %s" % known[name]["state"]
+        else:
+            free.append(name)
+    return left, free
+
+
+def document_of(template, pair, limit_s):
+    """The job document of one pair."""
+    document = copy.deepcopy(template)
+    launcher = document["launcher"]
+    options = {key: value for key, value in (launcher.get("options") or {}).items() if key != "exclude"}
+    launcher["options"] = {**options, "nodelist": ",".join(pair), "exclusive": True}
+    document.update(name="diagnose", nodes=len(pair), time_limit=max(1, -(-limit_s // 60) + 1))
+    return document
+
+
+def value_of(text, pair, ranks, collective):
+    """(busbw at the largest size, error) of an output of nccl-tests or its twin."""
+    try:
+        document = nccl_judge.judge(parse(text, collective), {"hosts": list(pair), "ranks": ranks})
+    except ResultsError as error:
+        return None, str(error)
+    if document["verdict"] != "passed":
+        return None, document["reasons"][0]
+    rows = [row for table in document["tables"] for row in table["rows"] if row["placement"] == "out_of_place"]
+    if not rows:
+        return None, "the output has no row"
+    most = max(row["size"] for row in rows)
+    return max(row["busbw"] for row in rows if row["size"] == most), ""
+
+
+def sizes_of(text, collective):
+    """The largest size that an output has, as words, for the report."""
+    try:
+        sizes = [row["size"] for table in parse(text, collective) for row in table["rows"]]
+    except ResultsError:
+        return ""
+    return human_size(max(sizes)) if sizes else ""
+
+
+class Rounds:
+    """Runs the rounds of a diagnosis.
+
+    submit(pair, number) -> job id, queue(ids) -> {id: state} of those that Slurm still has, output(pair, number) -> text, cancel(ids).
+    """
+
+    def __init__(
+        self, *, submit, queue, output, cancel, ranks, collective, limit_s, start_s, budget_s, clock=time.monotonic, sleep=time.sleep
+    ):
+        self.submit, self.queue, self.output, self.cancel = submit, queue, output, cancel
+        self.ranks, self.collective = ranks, collective
+        self.limit_s, self.start_s = limit_s, start_s
+        self.clock, self.sleep = clock, sleep
+        self.end = clock() + budget_s
+        self.stand_ins: list = []
+        self.largest = ""
+        self.between: list = []  # seconds from the last result of a round to the first job of the next
+
+    def run(self, state):
+        """Run all rounds; the sentence that says why it stopped early, or ""."""
+        last = None
+        while True:
+            pairs = diagnose.plan(state)
+            if not pairs:
+                return ""
+            if last is not None:
+                self.between.append(round(self.clock() - last, 2))
+            diagnose.record(state, self.measure(pairs, len(state["rounds"]) + 1))
+            last = self.clock()
+            if last >= self.end:
+                return "its time was over in round %d" % len(state["rounds"])
+
+    def measure(self, pairs, number):
+        """The results of the pairs of a round."""
+        waiting = {self.submit(pair, number): pair for pair in pairs}
+        began: dict = {}
+        submitted, results = self.clock(), []
+        while waiting:
+            states = self.queue(list(waiting))
+            now = self.clock()
+            for job in [job for job, state in states.items() if state == "RUNNING"]:
+                began.setdefault(job, now)
+            over = [job for job in waiting if job not in states]
+            late = [job for job in waiting if job in began and job in states and now - began[job] >= self.limit_s]
+            stuck = [job for job in waiting if job not in began and job in states and now - submitted >= self.start_s]
+            if now >= self.end:
+                stuck = [job for job in waiting if job in states and job not in late]
+            if late or stuck:
+                self.cancel(late + stuck)
+            for job in over + late + stuck:
+                pair = waiting.pop(job)
+                if job in stuck:
+                    results.append({"nodes": list(pair), "value": None, "error": BUSY, "skipped": True})
+                    continue
+                text = self.output(pair, number)
+                self.stand_ins += [name for name in rehearsal.named(text) if name not in self.stand_ins]
+                value, error = value_of(text, pair, self.ranks, self.collective)
+                if job in late:
+                    value, error = None, "no end within %d s" % self.limit_s
+                elif not self.largest:
+                    self.largest = sizes_of(text, self.collective)
+                results.append({"nodes": list(pair), "value": value, "error": error})
+            if waiting:
+                self.sleep(POLL)
+        return results

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright: the Muster developers
+"""Asks the fleet's Prometheus on this host: its targets, its rules, a query, or series over time for the report of a run."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import urllib.parse
+
+sys.path.insert(0, "/usr/lib/muster")
+import muster_endpoint
+
+SECRETS = "/etc/prometheus/muster"
+ADDRESS = "https://127.0.0.1:9090/api/v1/"
+
+
+class Failed(Exception):
+    """What was asked is not so; the text is one sentence for the user."""
+
+
+def ask(path, **query):
+    """The data of an answer of Prometheus."""
+    text = muster_endpoint.fetch(ADDRESS + path + ("?" + urllib.parse.urlencode(query) if query else ""), SECRETS)
+    answer = json.loads(text)
+    if answer.get("status") != "success":
+        raise Failed("Prometheus refuses %s: %s" % (path, answer.get("error")))
+    return answer["data"]
+
+
+def targets(expected, found):
+    """A sentence about the targets, or Failed with those that are not up."""
+    active = found["activeTargets"]
+    named = [
+        "%s of %s (%s)" % (each["labels"]["job"], each["labels"].get("instance"), each["lastError"] or each["health"])
+        for each in active
+        if each["health"] != "up"
+    ]
+    if named:
+        raise Failed("%d of %d targets are not up: %s." % (len(named), len(active), "; ".join(named[:5])))
+    if len(active) != expected:
+        raise Failed("Prometheus has %d targets, and the inventory has %d." % (len(active), expected))
+    return "all %d targets are up" % len(active)
+
+
+def rules(found):
+    """A sentence about the rules, or Failed with those that cannot be evaluated."""
+    have = [rule for group in found["groups"] for rule in group["rules"]]
+    named = ["%s (%s)" % (rule["name"], rule.get("lastError") or rule["health"]) for rule in have if rule["health"] != "ok"]
+    if named or not have:
+        raise Failed("%d of %d rules are not evaluated: %s." % (len(named), len(have), "; ".join(named[:5])))
+    return "all %d rules are evaluated" % len(have)
+
+
+def ranges(asked):
+    """[{title, unit, series: [{labels, points}]}] of what the report draws. asked: {start, end, step, charts: [{title, unit, expr}]}."""
+    out = []
+    for chart in asked["charts"]:
+        found = ask("query_range", query=chart["expr"], start=asked["start"], end=asked["end"], step=asked["step"])
+        series = [
+            {"labels": each["metric"], "points": [[when, float(value)] for when, value in each["values"]]} for each in found["result"]
+        ]
+        out.append({"title": chart["title"], "unit": chart["unit"], "series": series})
+    return out
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    kinds = parser.add_subparsers(dest="what", required=True)
+    kinds.add_parser("targets", help="whether all targets are up").add_argument("--expected", type=int, required=True)
+    kinds.add_parser("rules", help="whether all rules are evaluated")
+    kinds.add_parser("query", help="the result of an expression").add_argument("expression")
+    kinds.add_parser("ranges", help="series over time, asked for by JSON on stdin")
+    given = parser.parse_args()
+    try:
+        if given.what == "targets":
+            said = targets(given.expected, ask("targets", state="active"))
+        elif given.what == "rules":
+            said = rules(ask("rules"))
+        elif given.what == "query":
+            said = json.dumps(ask("query", query=given.expression)["result"])
+        else:
+            said = json.dumps(ranges(json.load(sys.stdin)))
+    except (Failed, OSError, ValueError, muster_endpoint.EndpointError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(said)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

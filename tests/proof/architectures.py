@@ -1,0 +1,373 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright: the Muster developers
+"""Architectures on the local cloud: the committed templates by the commands of the AWS reference; parts of clusters with their data,
+their faults and kills; the policy against the calls that were made. What needs tools of its own is checked by these tools.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+from cloud_parts import CLUSTER, IAM, bring, create, credentials, gone, look, node, outputs, running, said, settled, stacks, with_group
+from local_cloud_api import client, ec2, fault, machines, served
+from module_call import call
+from playbook import run_playbook
+
+from ansible_collections.muster.fleet.plugins.module_utils.aws import permissions, plan
+from ansible_collections.muster.fleet.plugins.module_utils.aws.cluster import load
+from ansible_collections.muster.fleet.plugins.module_utils.aws.template_batch import PLACEHOLDER
+
+__all__ = ["bring", "call", "client", "create", "credentials", "ec2", "fault", "look", "machines", "served", "stacks"]
+
+
+STORED: dict[str, Any] = {**CLUSTER, "storage": {"bucket": "mine-data", "lustre": {"gib": 1200}}}
+
+
+def test_data_stay_until_the_cluster_is_named(bring, look, client) -> None:
+    for part in ("vpc", "s3", "fsx"):
+        assert bring(part, cluster=STORED)["changed"]
+        assert not bring(part, cluster=STORED)["changed"]
+    client("s3").put_object(Bucket="mine-data", Key="checkpoint", Body=b"1")
+    client("s3").put_object(Bucket="mine-data", Key="checkpoint", Body=b"2")
+    for part in ("fsx", "s3"):
+        assert bring(part, "absent", cluster=STORED)["kept"]
+    assert {each["what"] for each in look("left", cluster=STORED)["left"]} == {"bucket", "file system"}
+    wrong = bring("s3", "absent", cluster=STORED, delete_data="yours")
+    assert wrong["failed"] and "delete_data is yours, and the cluster is called mine; nothing was removed." in wrong["msg"]
+    for part in ("fsx", "s3"):
+        assert bring(part, "absent", cluster=STORED, delete_data="mine")["changed"]
+    assert look("left", cluster=STORED)["left"] == []
+    assert client("s3").list_buckets()["Buckets"] == []
+
+
+def test_a_bucket_of_somebody_else_is_not_emptied(bring, client) -> None:
+    client("s3").create_bucket(Bucket="mine-data")
+    client("s3").put_bucket_tagging(Bucket="mine-data", Tagging={"TagSet": [{"Key": "owner", "Value": "ann"}]})
+    done = bring("s3", "absent", cluster=STORED, delete_data="mine")
+    assert done["failed"] and "Bucket mine-data is not of cluster mine" in done["msg"]
+    assert bring("s3", cluster=STORED)["msg"].startswith("Stack mine-s3 was not made: Bucket: mine-data already exists; somebody else has")
+
+
+BATCH: dict[str, Any] = {**CLUSTER, "kind": "batch", "nodes": CLUSTER["nodes"][:1]}
+
+
+def test_batch_gets_a_key_once_and_nobody_sees_it(bring, client) -> None:
+    bring("vpc", cluster=BATCH)
+    done = bring("batch", cluster=BATCH)
+    [stack] = done["stacks"]
+    assert stack["name"] == "mine-batch-gpu"
+    key = client("secretsmanager").get_secret_value(SecretId=stack["outputs"]["SSHKeySecretArn"])["SecretString"]
+    assert "PRIVATE KEY" in key and key != PLACEHOLDER
+    assert key.splitlines()[1] not in json.dumps(done)
+    again = bring("batch", cluster=BATCH)
+    assert not again["changed"]
+    assert client("secretsmanager").get_secret_value(SecretId=stack["outputs"]["SSHKeySecretArn"])["SecretString"] == key
+    assert bring("batch", "absent", cluster=BATCH)["kept"][0]["type"] == "AWS::ECR::Repository"
+
+
+def test_a_run_that_was_killed_goes_on(bring, fault, client) -> None:
+    """The first run starts the stack and is gone; the second waits for it and changes nothing."""
+    fault(action="CreateNatGateway", delay=1.0)
+    [wanted] = plan.stacks(load(CLUSTER), "vpc")
+    given = [{"ParameterKey": key, "ParameterValue": value} for key, value in wanted["parameters"].items()]
+    tags = [{"Key": plan.CLUSTER_TAG, "Value": "mine"}, {"Key": plan.PART_TAG, "Value": "vpc"}]
+    body = json.dumps(wanted["template"])
+    more = {"TemplateBody": body, "Parameters": given, "Tags": tags, "Capabilities": ["CAPABILITY_NAMED_IAM"]}
+    client("cloudformation").create_stack(StackName="mine-vpc", **more)
+    assert client("cloudformation").describe_stacks(StackName="mine-vpc")["Stacks"][0]["StackStatus"] == "CREATE_IN_PROGRESS"
+    assert bring("vpc")["changed"] is False
+    client("cloudformation").delete_stack(StackName="mine-vpc")
+    assert bring("vpc")["changed"], "a stack on its way out is made anew"
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        ("RunInstances", "InsufficientInstanceCapacity", "there is no such capacity now; name another zone or type, or a reservation."),
+        ("RunInstances", "VcpuLimitExceeded", "ask for a higher quota of EC2."),
+        ("CreateRole", "AccessDenied", "allow the action to this identity"),
+        ("RunInstances", "ExpiredToken", "the credentials expired; log in and run again"),
+    ],
+)
+def test_a_resource_that_fails_is_a_sentence(bring, fault, ec2, failure: tuple[str, str, str]) -> None:
+    action, error, said = failure
+    bring("vpc")
+    fault(action=action, error=error)
+    done = bring("ec2")
+    assert done["failed"] and done["msg"].startswith("Stack mine-ec2 was not made: ") and said in done["msg"] and "\n" not in done["msg"]
+    again = bring("ec2")
+    assert "Stack mine-ec2 is ROLLBACK_COMPLETE" in again["msg"] and "remove it by verb=down" in again["msg"]
+    assert bring("ec2", "absent")["changed"] and bring("ec2")["changed"] and len(running(ec2)) == 3
+
+
+def test_a_change_that_fails_leaves_the_stack_as_it_was(bring, fault, ec2) -> None:
+    bring("vpc")
+    bring("ec2")
+    fault(action="RunInstances", error="InsufficientInstanceCapacity")
+    done = bring("ec2", cluster=with_group(count=3))
+    assert done["failed"] and done["msg"].startswith("Stack mine-ec2 was not changed, and is as it was: Gpu3: ")
+    assert len(running(ec2)) == 3 and not bring("ec2")["changed"]
+
+
+def test_a_stack_that_cannot_go_is_a_sentence_and_goes_later(bring, fault) -> None:
+    bring("vpc")
+    fault(action="DeleteNatGateway", error="AccessDenied")
+    done = bring("vpc", "absent")
+    assert done["failed"] and "Stack mine-vpc is DELETE_FAILED and not removed: NatGateway: AccessDenied" in done["msg"]
+    assert "Stack mine-vpc is DELETE_FAILED" in bring("vpc")["msg"]
+    assert bring("vpc", "absent")["changed"]
+
+
+def test_throttling_is_waited_for(bring, fault, monkeypatch) -> None:
+    monkeypatch.setattr("botocore.retryhandler.random", lambda *_: 0, raising=False)
+    fault(action="DescribeStacks", error="Throttling", times=2)
+    assert bring("vpc")["changed"]
+
+
+def test_a_vpc_that_does_not_export_is_named(bring, look) -> None:
+    lost = {**CLUSTER, "vpc": {"stack": "theirs"}}
+    assert "Region us-east-1 has no stack theirs; correct vpc.stack" in look("preflight", cluster=lost)["msg"]
+    assert bring("ec2", cluster=lost)["msg"].startswith("Stack mine-ec2 imports what no stack of region us-east-1 exports (")
+    bring("s3", cluster={**CLUSTER, "name": "theirs", "storage": {"bucket": "b-1"}})
+    assert (
+        "Stack theirs-s3 has no export theirs-s3-PrivateSubnet"
+        in look("preflight", cluster={**CLUSTER, "vpc": {"stack": "theirs-s3"}})["msg"]
+    )
+
+
+def test_an_existing_vpc_serves(bring, ec2) -> None:
+    subnet = ec2.describe_subnets(Filters=[{"Name": "availability-zone", "Values": ["us-east-1a"]}])["Subnets"][0]
+    group = ec2.describe_security_groups(Filters=[{"Name": "vpc-id", "Values": [subnet["VpcId"]]}])["SecurityGroups"][0]["GroupId"]
+    vpc = {"id": subnet["VpcId"], "subnets": [subnet["SubnetId"]], "security_group": group}
+    own = {**CLUSTER, "vpc": vpc, "nodes": [CLUSTER["nodes"][1], {"name": "cpu", "type": "c6i.large", "count": 1}]}
+    assert plan.parts(load(own)) == ["ec2"]
+    assert bring("ec2", cluster=own)["changed"]
+    assert running(ec2)["mine-cpu-1"]["SubnetId"] == subnet["SubnetId"]
+
+
+def test_a_lost_node_is_drift(bring, look, ec2) -> None:
+    bring("vpc")
+    bring("ec2")
+    ec2.terminate_instances(InstanceIds=[running(ec2)["mine-gpu-2"]["InstanceId"]])
+    [row] = [each for each in look("status")["stacks"] if each["part"] == "ec2"]
+    assert row["reason"].startswith("drifted: Gpu2 is gone")
+
+
+def test_a_reservation_of_the_account_is_found(look, ec2, bring) -> None:
+    made = ec2.create_capacity_reservation(
+        InstanceType="p5.48xlarge", InstancePlatform="Linux/UNIX", AvailabilityZone="us-east-1a", InstanceCount=2
+    )["CapacityReservation"]["CapacityReservationId"]
+    reserved = with_group(market="reservation", reservation=made)
+    assert "failed" not in look("preflight", cluster=reserved)
+    lost = with_group(market="reservation", reservation="cr-00000000000000000")
+    assert "has no reservation cr-00000000000000000" in look("preflight", cluster=lost)["msg"]
+    bring("vpc", cluster=reserved)
+    bring("ec2", cluster=reserved)
+    assert running(ec2)["mine-gpu-1"]["CapacityReservationId"] == made and not running(ec2)["mine-gpu-1"]["Placement"].get("GroupName")
+
+
+def test_the_policy_names_what_was_called_and_nothing_else(bring, look, fault, monkeypatch) -> None:
+    """Every call of a cluster's life, of ours and of CloudFormation's for us, against the policy that we ship."""
+    seen: set[str] = set()
+    lock = threading.Lock()
+    import botocore.client
+
+    former = botocore.client.BaseClient._make_api_call
+
+    def recorded(self, operation: str, given: Any) -> Any:
+        with lock:
+            seen.add(f"{PREFIX.get(self.meta.service_model.service_name, self.meta.service_model.service_name)}:{operation}")
+        return former(self, operation, given)
+
+    monkeypatch.setattr(botocore.client.BaseClient, "_make_api_call", recorded)
+    for cluster, part in ((STORED, "vpc"), (STORED, "s3"), (STORED, "fsx"), (STORED, "ec2"), (BATCH, "batch")):
+        bring(part, cluster=cluster)
+    boto3.client("s3").put_object(Bucket="mine-data", Key="checkpoint", Body=b"1")
+    fault(action="RunInstances", error="InsufficientInstanceCapacity")
+    assert bring("ec2", cluster={**STORED, "nodes": [{**CLUSTER["nodes"][0], "count": 3}]})["failed"]
+    changed = {**STORED, "nodes": [{**CLUSTER["nodes"][0], "count": 1, "disk": 300}]}
+    for what in ("preflight", "status", "cost", "left"):
+        look(what, cluster={**STORED, "key_pair": ""})
+    bring("ec2", cluster=changed, check_mode=True)
+    bring("ec2", cluster=changed)
+    for cluster, part in ((BATCH, "batch"), (STORED, "ec2"), (STORED, "fsx"), (STORED, "s3"), (STORED, "vpc")):
+        bring(part, "absent", cluster=cluster, delete_data="mine")
+    ours = {IAM_NAME.get(each, each) for each in seen if each not in LOCAL_ONLY}
+    allowed = set(permissions.actions(["vpc", "s3", "fsx", "ec2", "batch"]))
+    assert sorted(ours - allowed) == [], "the policy lacks what was called"
+    assert sorted(allowed - ours - OF_SERVICES) == [], "nothing calls what the policy allows"
+
+
+PREFIX = {"service-quotas": "servicequotas"}
+# Operations whose permission has another name.
+IAM_NAME = {
+    "s3:ListBuckets": "s3:ListAllMyBuckets",
+    "s3:PutBucketEncryption": "s3:PutEncryptionConfiguration",
+    "s3:PutPublicAccessBlock": "s3:PutBucketPublicAccessBlock",
+    "s3:ListObjectVersions": "s3:ListBucketVersions",
+    "s3:DeleteObjects": "s3:DeleteObjectVersion",
+}
+# The test's own call.
+LOCAL_ONLY = {"s3:PutObject"}
+# What AWS's CloudFormation and services call for us, by their documentation; the local cloud needs less.
+OF_SERVICES = {
+    "batch:DescribeComputeEnvironments",
+    "batch:DescribeJobDefinitions",
+    "batch:DescribeJobQueues",
+    "batch:TagResource",
+    "cloudformation:ListExports",
+    "ec2:CreateTags",
+    "ec2:DescribeAddresses",
+    "ec2:DescribeCapacityReservations",
+    "ec2:DescribeFlowLogs",
+    "ec2:DescribeInternetGateways",
+    "ec2:DescribeKeyPairs",
+    "ec2:DescribePlacementGroups",
+    "ec2:DescribeRouteTables",
+    "ec2:DescribeSecurityGroups",
+    "ec2:DescribeSubnets",
+    "ec2:DescribeVpcEndpoints",
+    "ec2:DescribeVpcs",
+    "ecr:DescribeRepositories",
+    "ecr:TagResource",
+    "fsx:CreateDataRepositoryAssociation",
+    "fsx:DeleteDataRepositoryAssociation",
+    "fsx:DescribeDataRepositoryAssociations",
+    "fsx:TagResource",
+    "fsx:UpdateFileSystem",
+    "iam:AttachRolePolicy",
+    "iam:DetachRolePolicy",
+    "iam:GetRole",
+    "iam:PassRole",
+    "iam:TagRole",
+    "kms:DescribeKey",
+    "kms:EnableKeyRotation",
+    "kms:TagResource",
+    "logs:DescribeLogGroups",
+    "s3:DeleteBucketPolicy",
+    "s3:DeleteObject",
+    "s3:PutBucketPolicy",
+    "s3:PutBucketOwnershipControls",
+    "s3:PutLifecycleConfiguration",
+    "secretsmanager:TagResource",
+}
+
+
+def test_the_commands_of_the_batch_page(create, stacks, client, ec2) -> None:
+    """create-stack of the network and of P6, put-secret-value, submit-job on as many nodes as it says, describe-jobs."""
+    network = create("your-vpc-stack-name", "2.vpc-one-az.yaml", SubnetsAZ="us-east-1a")
+    assert network["StackStatus"] == "CREATE_COMPLETE", network
+    reservation = ec2.create_capacity_reservation(
+        InstanceType="p6-b200.48xlarge", InstancePlatform="Linux/UNIX", AvailabilityZone="us-east-1a", InstanceCount=2
+    )["CapacityReservation"]["CapacityReservationId"]
+    batch = create(
+        "batch-p6",
+        "aws-batch-distributed-training-p6.yaml",
+        VPCStackParameter="your-vpc-stack-name",
+        CapacityReservationId=reservation,
+    )
+    assert batch["StackStatus"] == "CREATE_COMPLETE", batch
+    found = outputs(batch)
+    secrets = client("secretsmanager")
+    secrets.put_secret_value(SecretId="batch-p6-ssh-key", SecretString="-----BEGIN OPENSSH PRIVATE KEY-----")
+    assert secrets.get_secret_value(SecretId=found["SSHKeySecretArn"])["SecretString"].startswith("-----BEGIN")
+    queue = client("batch").describe_job_queues(jobQueues=[found["DistributedDeepLearningJQ"]])["jobQueues"][0]
+    assert (queue["jobQueueName"], queue["state"]) == ("batch-p6", "ENABLED")
+    environment = client("batch").describe_compute_environments()["computeEnvironments"][0]
+    template = environment["computeResources"]["launchTemplate"]["launchTemplateId"]
+    data = ec2.describe_launch_template_versions(LaunchTemplateId=template)["LaunchTemplateVersions"][0]["LaunchTemplateData"]
+    assert [each["InterfaceType"] for each in data["NetworkInterfaces"]] == ["interface", *["efa-only"] * 8]
+    assert data["CapacityReservationSpecification"]["CapacityReservationTarget"] == {"CapacityReservationId": reservation}
+    assert {each["Groups"][0] for each in data["NetworkInterfaces"]} == {outputs(network)["SecurityGroup"]}
+    [definition] = client("batch").describe_job_definitions(jobDefinitions=[found["JobDefinitionMultiInstance"]])["jobDefinitions"]
+    assert definition["type"] == "multinode"
+
+
+def test_a_network_in_several_zones(create, stacks, ec2) -> None:
+    zones = "us-east-1a,us-east-1b,us-east-1c"
+    network = create("wide", "1.vpc-multi-az.yaml", AvailabilityZones=zones, NumberOfAZs="3", NatGatewayPerAZ="true")
+    assert network["StackStatus"] == "CREATE_COMPLETE", network
+    subnets = ec2.describe_subnets(SubnetIds=outputs(network)["PrivateSubnets"].split(","))["Subnets"]
+    assert [each["AvailabilityZone"] for each in subnets] == zones.split(",")
+    assert len(ec2.describe_nat_gateways()["NatGateways"]) == 3
+    group = ec2.describe_security_groups(GroupIds=[outputs(network)["SecurityGroup"]])["SecurityGroups"][0]
+    for way in ("IpPermissions", "IpPermissionsEgress"):
+        own = [pair["GroupId"] for each in group[way] for pair in each["UserIdGroupPairs"] if each["IpProtocol"] == "-1"]
+        assert own == [group["GroupId"]]
+    stacks.delete_stack(StackName="wide")
+    gone(stacks, "wide")
+    assert ec2.describe_vpcs(VpcIds=[], Filters=[{"Name": "cidr", "Values": ["10.0.0.0/16"]}])["Vpcs"] == []
+
+
+def test_storage_stays_when_its_stack_goes(create, stacks, client) -> None:
+    create("net", "2.vpc-one-az.yaml", SubnetsAZ="us-east-1a")
+    assert create("data", "0.private-bucket.yaml", S3BucketName="my-data")["StackStatus"] == "CREATE_COMPLETE"
+    disks = create("disks", "fsx.yaml", VPCStackParameter="net", CreateOpenZFS="true")
+    assert disks["StackStatus"] == "CREATE_COMPLETE", disks
+    names = {each["ExportName"] for each in disks["Outputs"]}
+    assert {"disks-FSxLustreFilesystemId", "disks-FSxLustreFilesystemMountname", "disks-FSxOpenZFSFilesystemId"} <= names
+    for name in ("data", "disks"):
+        stacks.delete_stack(StackName=name)
+        gone(stacks, name)
+    assert [each["Name"] for each in client("s3").list_buckets()["Buckets"]] == ["my-data"]
+    assert len(client("fsx").describe_file_systems()["FileSystems"]) == 2
+
+
+def test_an_export_in_use_keeps_its_stack(create, stacks) -> None:
+    create("net", "2.vpc-one-az.yaml", SubnetsAZ="us-east-1a")
+    create("disks", "fsx.yaml", VPCStackParameter="net")
+    stacks.delete_stack(StackName="net")
+    kept = settled(stacks, "net")
+    assert (kept["StackStatus"], "in use by disks" in kept["StackStatusReason"]) == ("CREATE_COMPLETE", True)
+    assert stacks.list_imports(ExportName="net-PrivateSubnet")["Imports"] == ["disks"]
+
+
+def test_a_failed_resource_rolls_the_stack_back(create, stacks, client, fault) -> None:
+    fault(action="CreateNatGateway", error="NatGatewayLimitExceeded")
+    failed = create("net", "2.vpc-one-az.yaml", SubnetsAZ="us-east-1a")
+    assert (failed["StackStatus"], "NatGatewayLimitExceeded" in failed["StackStatusReason"]) == ("ROLLBACK_COMPLETE", True)
+    assert client("logs").describe_log_groups()["logGroups"] == []
+    events = stacks.describe_stack_events(StackName="net")["StackEvents"]
+    assert "CREATE_FAILED" in {each["ResourceStatus"] for each in events}
+    assert "can not be updated" in said(stacks.update_stack, StackName="net", UsePreviousTemplate=True, **IAM)
+
+
+def test_a_failed_update_goes_back(create, stacks, ec2, fault) -> None:
+    create("nodes", {"Resources": {"A": node()}})
+    first = stacks.describe_stack_resources(StackName="nodes")["StackResources"][0]["PhysicalResourceId"]
+    fault(action="RunInstances", error="InsufficientInstanceCapacity")
+    after = {"Resources": {"A": node(), "B": node()}}
+    stacks.update_stack(StackName="nodes", TemplateBody=json.dumps(after))
+    done = settled(stacks, "nodes")
+    assert (done["StackStatus"], "InsufficientInstanceCapacity" in done["StackStatusReason"]) == ("UPDATE_ROLLBACK_COMPLETE", True)
+    assert [each["PhysicalResourceId"] for each in stacks.describe_stack_resources(StackName="nodes")["StackResources"]] == [first]
+    assert "B" not in stacks.get_template(StackName="nodes")["TemplateBody"]["Resources"]
+
+
+def test_one_playbook_brings_a_cluster_up_and_down(credentials, ec2, tmp_path: Path) -> None:
+    """By the commands of docs/architectures.md: check mode makes nothing, a second run changes nothing, down removes what up made."""
+    (tmp_path / "mine.yml").write_text(json.dumps(STORED))
+    (tmp_path / "prices.yml").write_text("p5.48xlarge: 50\n")
+
+    def cloud(verb: str, *more: str) -> str:
+        done = run_playbook(tmp_path, "playbooks/cloud.yml", "-e", "cluster=@mine.yml", "-e", f"verb={verb}", *more)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    start = time.monotonic()
+    cloud("up", "--check")
+    print(f"check mode: {time.monotonic() - start:.1f} s")
+    assert running(ec2) == {}
+    assert "mine-ec2  CREATE_COMPLETE" in cloud("up")
+    assert "changed=0" in cloud("up")
+    assert "tag:muster:cluster: mine" in (tmp_path / "runs/cloud/mine/aws_fleet.yml").read_text()
+    assert "together $100.00/h" in cloud("cost", "-e", "prices=@prices.yml")
+    told = cloud("down")
+    assert "bucket       mine-data" in told and "stay and cost money" in told and running(ec2) == {}
+    assert "nothing is left" in cloud("down", "-e", "delete_data=mine")

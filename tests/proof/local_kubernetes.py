@@ -1,0 +1,347 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright: the Muster developers
+"""A real Kubernetes on this machine: site.yml on it, the faults of jobs, and what a cluster leaves behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from kernel_settings import kernel_settings
+
+from ansible_collections.muster.fleet.plugins.module_utils.paths import cache_dir, state_dir
+from localkube.cluster import Cluster
+from localkube.images import trainer_image
+from localkube.keeper import hierarchies
+
+pytestmark = pytest.mark.engine
+
+ROOT = Path(__file__).parents[2]
+NAME, OTHER = "kube-proof", "kube-other"
+TRAINING = {"steps": 40, "checkpoint_freq": 5, "tokens": 200000}
+LIMITS = {
+    "apiVersion": "v1",
+    "kind": "LimitRange",
+    "metadata": {"name": "small"},
+    "spec": {"limits": [{"type": "Container", "default": {"memory": "200Mi"}}]},
+}
+
+
+def listening() -> set[str]:
+    """What listens outside of this machine's loopback."""
+    said = subprocess.run(["ss", "-Hltn"], capture_output=True, text=True, check=True).stdout
+    return {line.split()[3] for line in said.splitlines() if not re.match(r"(127\.|\[::1\])", line.split()[3])}
+
+
+def left_by(name: str) -> list[str]:
+    """Processes, control groups and mounts of a cluster."""
+    cluster = Cluster(name)
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().decode(errors="replace").replace("\0", " ")
+        except OSError:
+            continue
+        if str(cluster.folder) in words:
+            found.append(words)
+    found += [str(root / cluster.cgroup) for root in hierarchies() if (root / cluster.cgroup).exists()]
+    return found + [line for line in Path("/proc/mounts").read_text().splitlines() if str(cluster.folder) in line]
+
+
+def until(done: Callable[[], Any], seconds: float, what: str) -> Any:
+    """What `done` returns, as soon as that is something."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if found := done():
+            return found
+        time.sleep(0.5)
+    raise AssertionError(f"{what}: not within {seconds:.0f} s")
+
+
+def localkube(*words: str, **more: Any) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-m", "localkube", *words]
+    return subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False, **more)
+
+
+def kubectl(*words: str, **more: Any) -> str:
+    done = localkube("kubectl", NAME, *words, **more)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+class Site:
+    """The cluster of the proof, and playbooks on it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.begun: list[subprocess.Popen[str]] = []
+        self.target: dict[str, Any] = {
+            "kubeconfig": str(Cluster(NAME).kubeconfig),
+            "context": NAME,
+            "image": trainer_image(),
+        }
+
+    def start(self, name: str, **variables: Any) -> subprocess.Popen[str]:
+        given = {"muster_fleet": NAME, "muster_training": TRAINING, **variables}
+        inventory = ROOT / "inventory/local_kubernetes"
+        argv = [str(ROOT / ".venv/bin/ansible-playbook"), "-i", str(inventory), str(ROOT / name), "-e", json.dumps(given)]
+        env = {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "PWD": str(self.folder), "LC_ALL": "C.UTF-8"}
+        process = subprocess.Popen(argv, cwd=self.folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        self.begun.append(process)
+        return process
+
+    def playbook(self, name: str, **variables: Any) -> subprocess.CompletedProcess[str]:
+        process = self.start(name, **variables)
+        said, _nothing = process.communicate()
+        return subprocess.CompletedProcess(process.args, process.returncode, said)
+
+    def report(self) -> dict[str, Any]:
+        return json.loads((self.run_folder() / "report.json").read_text())
+
+    def run_folder(self) -> Path:
+        return max((self.folder / "runs" / NAME).glob("2*"), key=lambda path: path.name)
+
+    def write(self, name: str, **fields: Any) -> str:
+        """A document on this cluster, as job.yml takes it."""
+        document = {
+            "name": name,
+            "image": trainer_image(),
+            "mounts": [f"{cache_dir(os.environ)}/shared:/var/cache/muster:ro"],
+            "time_limit": 10,
+            **fields,
+        }
+        (self.folder / f"{name}.yml").write_text(yaml.safe_dump(document))
+        return f"@{name}.yml"
+
+    def job(self, document: str, verb: str = "run", **target: Any) -> subprocess.CompletedProcess[str]:
+        return self.playbook("playbooks/job.yml", job=document, verb=verb, muster_target={**self.target, **target})
+
+
+def failed(ended: subprocess.CompletedProcess[str]) -> str:
+    """The sentence that refused a playbook."""
+    assert ended.returncode != 0, ended.stdout[-3000:]
+    said = re.findall(r"^FAILED (.*)$", ended.stdout, re.MULTILINE)
+    assert said, ended.stdout[-3000:]
+    return said[-1]
+
+
+BEFORE = kernel_settings(), listening()
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """The cluster, up, proved and trained on."""
+    Site(Path("/")).playbook("playbooks/local_kubernetes_down.yml")
+    site = Site(tmp_path_factory.mktemp("site"))
+    began = time.monotonic()
+    ended = site.playbook("site.yml")
+    print(f"site.yml on a new cluster: {time.monotonic() - began:.0f} s")
+    assert ended.returncode == 0, ended.stdout[-6000:]
+    yield site
+    # A failed test leaves its playbook.
+    for process in site.begun:
+        if process.poll() is None:
+            process.terminate()
+            process.wait(60)
+    ended = site.playbook("playbooks/local_kubernetes_down.yml")
+    assert ended.returncode == 0, ended.stdout[-3000:]
+    assert left_by(NAME) == []
+    assert not state_dir(NAME, os.environ).exists()
+
+
+def test_site_proves_the_cluster_and_trains_on_it(site: Site) -> None:
+    report = site.report()
+    assert report["run"]["verdict"] == "passed"
+    assert [host["name"] for host in report["fleet"]["hosts"]] == ["node1", "node2"]
+    events = [json.loads(line) for line in (site.run_folder() / "events.jsonl").read_text().splitlines()]
+    status = {event["check"]: event["status"] for event in events if event["event"] == "check"}
+    names = ("nodes_ready", "dns", "etcd_reachable", "operator_webhook_training_operator", "claim_bound_fsx_claim")
+    assert {name: status.get(name) for name in names} == dict.fromkeys(names, "passed")
+    assert {entry["collective"] for entry in report["collectives"]} >= {"all_reduce", "alltoall"}
+    assert {(entry["verdict"], len(entry["hosts"])) for entry in report["collectives"]} == {("passed", 2)}
+    [training] = report["training"]
+    assert (training["last_step"], training["world_size"]) == (TRAINING["steps"], 2)
+    assert training["last_loss"] < 0.8 * training["first_loss"]
+
+
+def test_a_second_run_starts_nothing_again(site: Site) -> None:
+    pids = Cluster(NAME).pids()
+    began = time.monotonic()
+    ended = site.playbook("site.yml")
+    print(f"site.yml on a cluster that is up: {time.monotonic() - began:.0f} s")
+    assert ended.returncode == 0, ended.stdout[-3000:]
+    assert Cluster(NAME).pids() == pids
+    assert {job["stored"] for job in site.report()["jobs"]} == {True}
+
+
+def test_the_machine_stays_as_it_was(site: Site) -> None:
+    """The fixture has run a whole cluster and two jobs on it."""
+    settings, listens = BEFORE
+    after = kernel_settings()
+    assert {name: (value, after.get(name)) for name, value in settings.items() if after.get(name) != value} == {}
+    assert listening() - listens == set()
+
+
+def test_a_misspelt_field_is_refused_in_the_words_of_the_api(site: Site) -> None:
+    found = next((site.run_folder() / "jobs").glob("train/manifest.json"))
+    manifest = json.loads(found.read_text())
+    manifest["metadata"]["name"] = "misspelt"
+    manifest["spec"]["runPolicyy"] = {}
+    ended = localkube("kubectl", NAME, "create", "--dry-run=server", "-f", "-", input=json.dumps(manifest))
+    assert 'unknown field "spec.runPolicyy"' in ended.stderr
+
+
+def test_an_image_that_is_not_there_ends_the_job_with_the_reason(site: Site) -> None:
+    job = {"name": "no-image", "command": ["true"], "image": "localhost/absent:1"}
+    options = {"job": job, "target": site.target, "store": str(site.folder / "store"), "pending_timeout": 5}
+    argv = [str(ROOT / ".venv/bin/ansible"), "localhost", "--module-name", "muster.fleet.kubernetes_job", "--args", json.dumps(options)]
+    ended = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ended.returncode != 0
+    said = ended.stdout + ended.stderr
+    assert re.search(r"cannot start and was cancelled: Kubernetes says no-image\S+ (ErrImagePull|ImagePullBackOff)", said)
+    assert "correct the image's name" in said
+
+
+def test_a_job_that_waits_for_gpus_says_what_the_nodes_have(site: Site) -> None:
+    kubectl("label", "node", "--all", "node.kubernetes.io/instance-type=p5.48xlarge", "--overwrite")
+    try:
+        document = site.write("gpus", command=["true"])
+        assert site.job(document, "submit", instance_type="p5.48xlarge").returncode == 0
+
+        def status() -> str:
+            said = site.job(document, "status", instance_type="p5.48xlarge").stdout
+            return said if "nodes are available" in said else ""
+
+        said = until(status, 90, "the scheduler's reason")
+        assert "PENDING" in said
+        assert "node1 has 0 of 8 nvidia.com/gpu" in said
+        assert site.job(document, "stop", instance_type="p5.48xlarge").returncode == 0
+    finally:
+        kubectl("label", "node", "--all", "node.kubernetes.io/instance-type-")
+
+
+def test_too_little_memory_ends_a_job_as_such(site: Site) -> None:
+    kubectl("create", "namespace", "small")
+    kubectl("--namespace", "small", "create", "-f", "-", input=json.dumps(LIMITS))
+    claim = {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": "fsx-claim"},
+        "spec": {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}, "storageClassName": ""},
+    }
+    volume = {
+        "apiVersion": "v1",
+        "kind": "PersistentVolume",
+        "metadata": {"name": "small"},
+        "spec": {
+            "accessModes": ["ReadWriteMany"],
+            "capacity": {"storage": "1Gi"},
+            "hostPath": {"path": str(Cluster(NAME).volumes / "small"), "type": "DirectoryOrCreate"},
+            "storageClassName": "",
+            "claimRef": {"namespace": "small", "name": "fsx-claim"},
+        },
+    }
+    for each in (volume, claim):
+        kubectl("--namespace", "small", "create", "-f", "-", input=json.dumps(each))
+    document = site.write("memory", command=["python", "-c", "x = bytearray(1 << 30)"])
+    said = failed(site.job(document, namespace="small"))
+    assert "OUT_OF_MEMORY" in said
+    assert "give it more memory or a smaller batch" in said
+
+
+def test_a_job_that_somebody_deletes_is_an_error(site: Site) -> None:
+    document = site.write("deleted", command=["sleep", "300"])
+    process = site.start("playbooks/job.yml", job=document, muster_target=site.target)
+    name = until(lambda: running("deleted"), 90, "the job")
+    kubectl("delete", "pytorchjob", name, "--grace-period=0")
+    said, _nothing = process.communicate(timeout=120)
+    assert process.returncode != 0
+    assert "was deleted in namespace default while it ran; run it again with rerun" in said
+
+
+def running(job: str) -> str:
+    """The name of the PyTorchJob of a job whose pods all run."""
+    pods = json.loads(kubectl("get", "pods", "--selector", f"muster/job={job}", "--output", "json"))["items"]
+    if not pods or any(pod["status"].get("phase") != "Running" for pod in pods):
+        return ""
+    return pods[0]["metadata"]["labels"]["training.kubeflow.org/job-name"]
+
+
+def losses(folder: Path) -> dict[int, float]:
+    """{step: loss}; of a step that ran twice the last counts."""
+    records = [json.loads(line) for line in (folder / "train.jsonl").read_text().splitlines()]
+    return {record["step"]: record["loss"] for record in records if record.get("loss") is not None}
+
+
+def training_folders() -> set[Path]:
+    return set((Cluster(NAME).volumes / "fsx-claim").glob("train-*"))
+
+
+def test_a_killed_worker_resumes_with_the_losses_of_an_undisturbed_run(site: Site) -> None:
+    [undisturbed] = training_folders()
+    process = site.start("playbooks/train.yml", muster_rerun=True)
+    [disturbed] = until(lambda: training_folders() - {undisturbed}, 120, "the second training")
+    until(lambda: (disturbed / "train.jsonl").exists() and len(losses(disturbed)) >= 8, 120, "some steps")
+    kubectl("delete", "pod", "--selector", "muster/job=train,training.kubeflow.org/replica-index=1", "--grace-period=0", "--force")
+    said, _nothing = process.communicate(timeout=300)
+    assert process.returncode == 0, said[-4000:]
+    [training] = site.report()["training"]
+    assert training["resumes"] >= 1
+    assert losses(disturbed) == pytest.approx(losses(undisturbed), abs=1e-5)
+
+
+def test_the_api_server_may_be_gone_for_half_a_minute(site: Site) -> None:
+    cluster = Cluster(NAME)
+    document = site.write("patient", command=["sleep", "20"])
+    process = site.start("playbooks/job.yml", job=document, muster_target=site.target)
+    until(lambda: running("patient"), 90, "the job")
+    hold = cluster.folder / "hold" / "kube-apiserver.node1"
+    hold.touch()
+    time.sleep(30)
+    hold.unlink()
+    said, _nothing = process.communicate(timeout=180)
+    assert process.returncode == 0, said[-4000:]
+
+
+def test_the_committed_manifests_are_taken_by_the_api(site: Site) -> None:
+    """With the values that the render of a job for their type writes, put in by the real envsubst."""
+    rendered = site.playbook(
+        "playbooks/job.yml",
+        job=site.write("values", command=["true"], nodes=2),
+        verb="render",
+        muster_target={**site.target, "instance_type": "p5.48xlarge"},
+        muster_stack_name="aws-2026.11",
+    )
+    assert rendered.returncode == 0, rendered.stdout[-3000:]
+    values = next((site.run_folder() / "jobs").glob("values/env_vars"))
+    manifests = sorted((ROOT / "kubernetes").glob("*.yaml"))
+    assert len(manifests) == 9
+    for manifest in manifests:
+        script = f". {values}; envsubst < {manifest}"
+        text = subprocess.run(["bash", "-ec", script], capture_output=True, text=True, check=True).stdout
+        said = kubectl("apply", "--dry-run=server", "-f", "-", input=text)
+        assert "created (server dry run)" in said, manifest
+
+
+def test_two_clusters_run_side_by_side_and_a_kill_leaves_nothing(site: Site) -> None:
+    done = localkube("up", OTHER, "--nodes", "1", "--without-trainer")
+    try:
+        assert done.returncode == 0, done.stderr
+        assert localkube("kubectl", OTHER, "get", "nodes", "--output=name").stdout.split() == ["node/node1"]
+        assert kubectl("get", "nodes", "--output=name").split() == ["node/node1", "node/node2"]
+        os.kill(Cluster(OTHER).pids()[0], signal.SIGKILL)
+        until(lambda: not left_by(OTHER), 20, "the end of all that the cluster started")
+        assert "does not run" in localkube("kubectl", OTHER, "get", "nodes").stderr
+        assert kubectl("get", "--raw", "/readyz") == "ok"
+    finally:
+        localkube("down", OTHER)

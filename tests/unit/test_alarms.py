@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright: the Muster developers
+"""The alarms as data, a site's changes, receivers, and what Prometheus scrapes. Proof observe runs them on a real Prometheus."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from ansible_collections.muster.fleet.plugins.filter.monitoring_faults import monitoring_faults
+from ansible_collections.muster.fleet.plugins.filter.monitoring_files import monitoring_files
+from ansible_collections.muster.fleet.plugins.module_utils.observe import alarms, alertmanager, scrape
+
+ROOT = Path(__file__).parents[2]
+SETTINGS = {
+    "name": "controller-1",
+    "interval": "15s",
+    "alarms": {},
+    "receivers": [],
+    "runbooks": "https://wiki/runbooks",
+    "remote_write": [],
+    "openmetrics": False,
+    "waits": {"group_wait": "1s", "group_interval": "1s", "repeat_interval": "1h"},
+}
+HOSTVARS = {
+    "controller-1": {"ansible_host": "10.0.0.2"},
+    "compute-1": {"ansible_host": "i-0abc", "private_ip_address": "10.0.0.3", "instance_type": "p5.48xlarge"},
+    "compute-2": {"ansible_host": "fd00::4"},
+}
+GROUPS = {
+    "all": ["localhost", *HOSTVARS],
+    "muster_controller": ["controller-1"],
+    "muster_efa": ["compute-1"],
+    "muster_gpu": ["compute-1"],
+    "muster_monitoring": ["controller-1"],
+}
+
+
+def test_every_alarm_says_what_to_do_and_has_a_page() -> None:
+    assert len({alarm.name for alarm in alarms.ALARMS}) == len(alarms.ALARMS) >= 40
+    pages = set(re.findall(r"^## (.*)$", (ROOT / "docs/runbooks.md").read_text(), re.MULTILINE))
+    for alarm in alarms.ALARMS:
+        assert alarm.severity in alarms.SEVERITIES and len(alarm.remedy) > 40 and alarm.summary.endswith("."), alarm.name
+        assert alarm.name in pages
+        assert alarm.fires != alarm.quiet
+        # With a value in the expression a site can change it, and without one it cannot.
+        assert ("{value}" in alarm.expr) is (alarm.value is not None), alarm.name
+
+
+def test_rules_carry_severity_remedy_and_page() -> None:
+    document = yaml.safe_load(alarms.rules_file(runbooks="https://wiki/runbooks"))
+    rules = [rule for group in document["groups"] for rule in group["rules"]]
+    assert [rule["alert"] for rule in rules] == [alarm.name for alarm in alarms.ALARMS]
+    [full] = [rule for rule in rules if rule["alert"] == "MusterDiskFull"]
+    assert full["labels"] == {"severity": "critical"} and full["for"] == "1m" and full["expr"].endswith("< 0.05")
+    assert full["annotations"]["runbook_url"] == "https://wiki/runbooks#musterdiskfull"
+    assert not [rule for rule in rules if "{value}" in json.dumps(rule)]
+
+
+def test_a_site_changes_alarms() -> None:
+    changed = {"MusterDiskFull": {"value": 0.1, "hold": "5s", "severity": "info"}, "MusterDrift": {"off": True}}
+    rules = {rule["alert"]: rule for group in alarms.groups(changed) for rule in group["rules"]}
+    assert "MusterDrift" not in rules
+    assert (rules["MusterDiskFull"]["for"], rules["MusterDiskFull"]["labels"]["severity"]) == ("5s", "info")
+    assert rules["MusterDiskFull"]["expr"].endswith("< 0.1")
+
+
+FAULTS = {
+    "unknown alarm": (
+        {"monitoring_alarms": {"MusterDiscFull": {"value": 1}}},
+        "There is no alarm MusterDiscFull (monitoring_alarms); docs/runbooks.md lists the alarms.",
+    ),
+    "unknown key": (
+        {"monitoring_alarms": {"MusterDiskFull": {"for": "5m"}}},
+        "Alarm MusterDiskFull has no for (monitoring_alarms); it has value, hold, severity and off.",
+    ),
+    "no value": (
+        {"monitoring_alarms": {"MusterNodeDown": {"value": 1}}},
+        "Alarm MusterNodeDown has no value to change (monitoring_alarms).",
+    ),
+    "no time": (
+        {"monitoring_alarms": {"MusterNodeDown": {"hold": "soon"}}},
+        "Alarm MusterNodeDown cannot hold soon (monitoring_alarms); give a time such as 5m.",
+    ),
+    "severity": (
+        {"monitoring_alarms": {"MusterNodeDown": {"severity": "high"}}},
+        "Alarm MusterNodeDown cannot have severity high (monitoring_alarms); choose one of critical, warning, info.",
+    ),
+    "receiver": (
+        {"monitoring_receivers": [{"kind": "pager", "url": "https://x"}]},
+        "There is no receiver of kind pager (monitoring_receivers); the kinds are webhook, slack, sns, email.",
+    ),
+    "channel": (
+        {"monitoring_receivers": [{"kind": "slack", "url": "https://hooks"}]},
+        "A receiver of kind slack has no channel (monitoring_receivers).",
+    ),
+    "url": (
+        {"monitoring_receivers": [{"kind": "webhook", "url": "hooks"}]},
+        "The url of a receiver of kind webhook must begin with http:// or https:// (monitoring_receivers).",
+    ),
+    "key": (
+        {"monitoring_receivers": [{"kind": "sns", "topic": "arn:x", "region": "r", "url": "https://x"}]},
+        "A receiver of kind sns has no key url (monitoring_receivers).",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faults_of_a_site_are_one_sentence(fault: str) -> None:
+    variables, said = FAULTS[fault]
+    assert monitoring_faults(variables) == [said]
+
+
+def test_receivers_take_their_severities_and_hear_of_the_end() -> None:
+    receivers = [
+        {"kind": "webhook", "url": "http://127.0.0.1:1/"},
+        {"kind": "slack", "url": "https://hooks/x", "channel": "#fleet", "severities": ["critical", "warning"]},
+        {"kind": "sns", "topic": "arn:aws:sns:us-east-1:1:t", "region": "us-east-1"},
+        {"kind": "email", "to": "a@b", "from": "c@d", "smarthost": "mail:25"},
+    ]
+    document = json.loads(alertmanager.configuration(receivers))
+    assert [route["continue"] for route in document["route"]["routes"]] == [True] * 4
+    assert document["route"]["routes"][1]["matchers"] == ['severity=~"critical|warning"']
+    for receiver in document["receivers"][1:]:
+        [(_kind, [told])] = [(key, value) for key, value in receiver.items() if key != "name"]
+        assert told["send_resolved"] is True
+    assert json.loads(alertmanager.configuration([]))["receivers"] == [{"name": "nobody"}]
+
+
+def test_targets_follow_from_the_inventory() -> None:
+    files = {each["dest"]: each["content"] for each in monitoring_files(HOSTVARS, GROUPS, "f", SETTINGS)}
+    read = {Path(dest).stem: json.loads(text) for dest, text in files.items() if "/targets/" in dest}
+    assert [each["targets"] for each in read["f-node"]] == [["10.0.0.3:9100"], ["[fd00::4]:9100"], ["10.0.0.2:9100"]]
+    assert read["f-node"][0]["labels"] == {"fleet": "f", "instance": "compute-1", "instance_type": "p5.48xlarge"}
+    assert {job: len(entries) for job, entries in read.items() if entries} == {"f-node": 3, "f-muster": 1, "f-efa": 1, "f-dcgm": 1}
+    with_slurm = scrape.targets(scrape.hosts(HOSTVARS, GROUPS, openmetrics=True), "f")
+    assert with_slurm["slurm_jobs"] == [{"targets": ["10.0.0.2:6817"], "labels": {"fleet": "f", "instance": "controller-1"}}]
+
+
+def test_what_leaves_its_host_has_tls_and_a_password() -> None:
+    document = json.loads(scrape.configuration("f", "f.muster.internal", "controller-1"))
+    for each in document["scrape_configs"]:
+        plain = each["job_name"] in scrape.OWN  # slurmctld has no TLS
+        assert (
+            "basic_auth" in each and each["scheme"] == "https" and each["tls_config"]["server_name"] == "f.muster.internal"
+        ) is not plain, each
+
+
+def test_kubernetes_and_aws_have_the_same_alarms() -> None:
+    objects = list(yaml.safe_load_all((ROOT / "kubernetes/monitoring/muster.yaml").read_text()))
+    assert [each["kind"] for each in objects] == ["ServiceMonitor", "ServiceMonitor", "PrometheusRule"]
+    assert objects[2]["spec"]["groups"] == alarms.groups()
+    template = yaml.safe_load((ROOT / "cloudformation/observability.yaml").read_text())
+    assert json.loads(template["Resources"]["Alarms"]["Properties"]["Data"])["groups"] == alarms.groups()
+    tells = template["Resources"]["Prometheus"]["Properties"]["AlertManagerDefinition"]["Fn::Sub"]
+    [inner] = [yaml.safe_load(tells)["alertmanager_config"]]
+    assert json.loads(inner)["receivers"][0]["sns_configs"][0]["topic_arn"] == "${Topic}"

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright: the Muster developers
+"""A cluster comes, changes and goes by the modules that playbooks/cloud.yml calls, and preflight finds what would fail.
+
+tests/proof/architectures.py has the rest: data, Batch, faults, kills, and the policy.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+from cloud_parts import CLUSTER, bring, credentials, look, running, with_group
+
+from ansible_collections.muster.fleet.plugins.module_utils.aws import boot, survey
+from ansible_collections.muster.fleet.plugins.module_utils.aws.cluster import load
+
+__all__ = ["bring", "credentials", "look"]
+
+
+def test_a_cluster_comes_changes_and_goes(bring, look, ec2, machines) -> None:
+    would = bring("vpc", check_mode=True)
+    assert would["changed"] and {each["action"] for each in would["stacks"][0]["changes"]} == {"Add"}
+    assert look("status")["stacks"][0]["status"] == "missing", "check mode made something"
+    assert bring("vpc")["changed"] and not bring("vpc")["changed"]
+    made = bring("ec2")
+    assert made["changed"] and not bring("ec2")["changed"]
+    nodes = running(ec2)
+    assert sorted(nodes) == ["mine-gpu-1", "mine-gpu-2", "mine-head-1"]
+    gpu = nodes["mine-gpu-1"]
+    assert [each["InterfaceType"] for each in gpu["NetworkInterfaces"]].count("efa-only") == 32
+    assert gpu["Placement"]["GroupName"].startswith("mine-ec2") and gpu["MetadataOptions"]["HttpTokens"] == "required"
+    tags = {each["Key"]: each["Value"] for each in nodes["mine-head-1"]["Tags"]}
+    assert (tags["muster:cluster"], tags["muster:role"], tags["muster:fleet"]) == ("mine", "controller", "mine")
+    started = [each for each in machines.done if each[0] == "start"]
+    assert started[0][3].decode() == boot.script(load(CLUSTER), load(CLUSTER)["nodes"][0])
+
+    larger = with_group(count=3)
+    would = bring("ec2", cluster=larger, check_mode=True)
+    assert [(each["action"], each["resource"]) for each in would["stacks"][0]["changes"]] == [("Add", "Gpu3")]
+    assert len(running(ec2)) == 3, "check mode started something"
+    assert bring("ec2", cluster=larger)["changed"] and len(running(ec2)) == 4
+    assert bring("ec2")["changed"] and len(running(ec2)) == 3
+
+    bill = look("cost", prices={"p5.48xlarge": 50, "nat-gateway": 0.05})
+    assert (bill["bill"]["hourly"], bill["bill"]["unknown"]) == (100.05, ["c6i.large"])
+    assert "together $100.05/h" in bill["table"]
+    kept = bring("vpc", "absent")
+    assert kept["failed"] and "Stack mine-vpc is in use by stack mine-ec2, which imports mine-vpc-" in kept["msg"]
+    assert bring("ec2", "absent")["changed"] and running(ec2) == {}
+    assert bring("vpc", "absent")["changed"] and not bring("vpc", "absent")["changed"]
+    assert look("left")["left"] == []
+
+
+def test_what_is_not_ours_is_left_alone(bring, look, client) -> None:
+    body = json.dumps({"Resources": {"Logs": {"Type": "AWS::Logs::LogGroup"}}})
+    client("cloudformation").create_stack(StackName="mine-vpc", TemplateBody=body)
+    time.sleep(0.2)
+    for state in ("present", "absent"):
+        done = bring("vpc", state)
+        assert (
+            done["failed"]
+            and "Region us-east-1 has a stack mine-vpc that is not made by Muster; give this cluster another name." in done["msg"]
+        )
+    assert "has a stack mine-vpc that is not of this cluster" in look("preflight")["msg"]
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        ("AccessDenied", "DescribeStacks is denied in region us-east-1"),
+        ("ExpiredToken", "The AWS credentials have expired (ExpiredToken in region us-east-1); log in again."),
+    ],
+)
+def test_a_call_that_is_refused_is_a_sentence(bring, fault, error: str, said: str) -> None:
+    fault(action="DescribeStacks", error=error)
+    assert said in bring("vpc")["msg"]
+
+
+PREFLIGHTS: list[tuple[dict[str, Any], str]] = [
+    (
+        {"account": "999999999999"},
+        "The credentials are of account 123456789012, and the cluster is for 999999999999; take another profile.",
+    ),
+    ({"image": "ami-00000000000000000"}, "Region us-east-1 has no AMI ami-00000000000000000"),
+    ({"key_pair": "nobody"}, "Region us-east-1 has no key pair nobody; correct key_pair, or leave it out."),
+    ({"zones": ["us-east-1z"]}, "Region us-east-1 has no zone us-east-1z; it has us-east-1a"),
+    (
+        {"nodes": [{"name": "b", "type": "p6-b200.48xlarge", "count": 1}], "zones": ["us-east-1a"]},
+        "Zone us-east-1a does not offer p6-b200.48xlarge;",
+    ),
+    ({"nodes": [{"name": "c", "type": "c6i.lorge", "count": 1}]}, "EC2 does not know one of the types c6i.lorge"),
+    (
+        {"nodes": [{"name": "g", "type": "p5.48xlarge", "count": 13}]},
+        "is 2304, and the cluster needs 2496; ask for an increase of ec2 to 2496.",
+    ),
+]
+
+
+@pytest.mark.parametrize(("changes", "said"), PREFLIGHTS, ids=[said[:40] for _, said in PREFLIGHTS])
+def test_preflight_finds_it_before_anything_is_made(look, changes: dict[str, Any], said: str) -> None:
+    done = look("preflight", cluster={**CLUSTER, **changes})
+    assert done["failed"] and said in done["msg"], done
+
+
+def test_preflight_passes_and_says_what_it_saw(look) -> None:
+    done = look("preflight")
+    assert {each["status"] for each in done["checks"]} == {"passed"} and done["not_run"] == []
+    assert {"account", "image", "offer p5.48xlarge", "stack mine-vpc", "permissions"} <= {each["check"] for each in done["checks"]}
+
+
+def test_a_look_that_is_denied_is_not_run(look, fault) -> None:
+    fault(action="DescribeInstanceTypeOfferings", error="UnauthorizedOperation", times=9)
+    done = look("preflight")
+    assert "failed" not in done and len(done["not_run"]) == 1 and "DescribeInstanceTypeOfferings is denied" in done["not_run"][0]
+
+
+BLOCK = {"name": "gpu", "type": "p5.48xlarge", "count": 2, "market": "capacity-block"}
+HAVE = {
+    "CapacityReservationId": "cr-1",
+    "State": "active",
+    "InstanceType": "p5.48xlarge",
+    "AvailabilityZone": "us-east-1a",
+    "TotalInstanceCount": 2,
+    "ReservationType": "capacity-block",
+}
+
+
+@pytest.mark.parametrize(
+    ("have", "group", "said"),
+    [
+        ({}, {}, ""),
+        ({"State": "expired"}, {}, "Reservation cr-1 is expired; name one that is active."),
+        ({"State": "scheduled", "StartDate": "2026-12-01"}, {}, "is scheduled and begins at 2026-12-01; run again then."),
+        ({"InstanceType": "p4d.24xlarge"}, {}, "is of p4d.24xlarge, and node group gpu of p5.48xlarge; correct one."),
+        ({"AvailabilityZone": "us-east-1b"}, {}, "is in zone us-east-1b, and the cluster in us-east-1a; correct zones."),
+        ({"ReservationType": "default"}, {}, "is no capacity block; set market to reservation."),
+        ({}, {"market": "reservation"}, "is a capacity block; set market to capacity-block."),
+        ({}, {"count": 3}, "has 2 instances, and node group gpu wants 3; lower count."),
+    ],
+)
+def test_a_reservation_must_serve_its_group(have: dict[str, Any], group: dict[str, Any], said: str) -> None:
+    found = survey.reservation_fault({**HAVE, **have}, {**BLOCK, **group}, ["us-east-1a"])
+    assert said in found if said else found == ""
+
+
+@pytest.mark.parametrize(
+    ("kind", "market", "hyperpod", "name"),
+    [
+        ("p5.48xlarge", "on-demand", False, "Running On-Demand P instances"),
+        ("p5.48xlarge", "spot", False, "All P Spot Instance Requests"),
+        ("p5.48xlarge", "capacity-block", False, None),
+        ("trn2.48xlarge", "on-demand", False, "Running On-Demand Trn instances"),
+        ("gr6.4xlarge", "on-demand", False, "Running On-Demand G and VT instances"),
+        ("c7i.large", "on-demand", False, "Running On-Demand Standard (A, C, D, H, I, M, R, T, Z) instances"),
+        ("p5.48xlarge", "on-demand", True, "ml.p5.48xlarge for cluster usage"),
+    ],
+)
+def test_the_quota_of_a_type(kind: str, market: str, hyperpod: bool, name: str | None) -> None:
+    assert survey.quota_name(kind, market, hyperpod) == name
+
+
+def test_prices_are_numbers() -> None:
+    with pytest.raises(ValueError, match="is 'much'; give dollars an hour"):
+        survey.priced({"p5.48xlarge": 1}, {"p5.48xlarge": "much"})

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright: the Muster developers
+"""What the checks of role kubernetes read from a cluster, from answers shaped as those of Kubernetes 1.34."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ansible_collections.muster.fleet.plugins.module_utils.kubernetes import facts
+
+CLAIM = "/api/v1/namespaces/training/persistentvolumeclaims/fsx-claim"
+CLASS = "/apis/storage.k8s.io/v1/storageclasses/"
+
+
+class Api:
+    """The answers of an API server: a list gives one answer after the other, and keeps to the last."""
+
+    def __init__(self, answers: dict[str, Any]) -> None:
+        self.answers = answers
+        self.now = 0.0
+
+    def get(self, path: str) -> Any:
+        answer = self.answers.get(path)
+        if isinstance(answer, list):
+            return answer.pop(0) if len(answer) > 1 else answer[0]
+        return answer
+
+    def ask(self, method: str, path: str, query: Any, body: Any) -> tuple[int, Any]:
+        assert (method, query, body["metadata"]["name"]) == ("POST", {"dryRun": "All"}, "muster-probe")
+        return self.answers[path]
+
+    def clock(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def of(phase: str, kind: str = "") -> dict:
+    return {"spec": {"storageClassName": kind}, "status": {"phase": phase}}
+
+
+@pytest.mark.parametrize(
+    ("answers", "phase", "waited"),
+    [
+        ({CLAIM: of("Bound")}, "Bound", 0),
+        ({CLAIM: [of("Pending"), of("Pending"), of("Bound")]}, "Bound", 1),
+        ({CLAIM: of("Pending")}, "Pending", 60),
+        ({CLAIM: of("Pending", "fsx-sc")}, "Pending", 60),
+        ({CLAIM: of("Pending", "fsx-sc"), CLASS + "fsx-sc": {"volumeBindingMode": "Immediate"}}, "Pending", 60),
+        ({CLAIM: of("Pending", "gp3"), CLASS + "gp3": {"volumeBindingMode": "WaitForFirstConsumer"}}, "WaitForFirstConsumer", 0),
+        ({CLAIM: of("Lost")}, "Lost", 0),
+        ({}, "it is not there", 0),
+    ],
+)
+def test_a_claim_gets_time_to_be_bound(answers: dict, phase: str, waited: float) -> None:
+    api = Api(answers)
+    assert facts.claim(api, "training", "fsx-claim", 60) == phase
+    assert api.now == waited
+
+
+def node(name: str, kind: str, gpus: int, *, ready: str = "True", cordoned: bool = False) -> dict:
+    return {
+        "metadata": {"name": name, "labels": {facts.TYPE_LABEL: kind}},
+        "spec": {"unschedulable": True} if cordoned else {},
+        "status": {
+            "conditions": [{"type": "MemoryPressure", "status": "False"}, {"type": "Ready", "status": ready}],
+            "addresses": [{"type": "InternalIP", "address": "10.0.0.4"}, {"type": "Hostname", "address": name}],
+            "allocatable": {"cpu": "191450m", "memory": "2061Gi", "nvidia.com/gpu": str(gpus), "vpc.amazonaws.com/efa": "32"},
+        },
+    }
+
+
+def test_nodes_are_read_with_their_devices() -> None:
+    [busy, good, lost] = facts.nodes(
+        [
+            node("good", "p5.48xlarge", 8),
+            node("busy", "p5.48xlarge", 7, cordoned=True),
+            node("lost", "k3s", 0, ready="Unknown"),
+        ]
+    )
+    assert (busy["ready"], lost["ready"], good["ready"]) == (False, False, True)
+    assert (good["type"], lost["type"]) == ("p5.48xlarge", "")
+    assert (good["cpus"], good["memory_mib"], good["gpu"], good["efa"], good["address"]) == (191, 2061 << 10, 8, 32, "10.0.0.4")
+    assert facts.lacking([busy, lost, good], "gpu") == "busy has 7 of 8"
+    assert facts.lacking([good], "efa") == ""
+    assert (facts.expects([good], "gpu"), facts.expects([lost], "gpu")) == (True, False)
+
+
+@pytest.mark.parametrize("text", ["8GiB", "", "eight", "1e3"])
+def test_a_quantity_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(facts.ApiError, match="which Muster cannot read"):
+        facts.quantity(text)
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "says"),
+    [
+        (400, 'admission webhook "validator.example.org" denied the request: no container is named pytorch', "refused"),
+        (403, 'pytorchjobs.kubeflow.org is forbidden: User "muster" cannot create resource', "is forbidden"),
+        (201, "", "it took a wrong job"),
+    ],
+)
+def test_only_the_webhook_itself_counts_as_refusal(status: int, message: str, says: str) -> None:
+    api = Api({"/apis/kubeflow.org/v1/namespaces/training/pytorchjobs": (status, {"kind": "Status", "message": message})})
+    assert says in facts.webhook(api, "training-operator", "training")

@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright: the Muster developers
+"""Rounds of pair tests in a simulated Slurm: time limits, busy nodes, cut outputs, and the document of a pair."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ansible_collections.muster.fleet.plugins.module_utils.health import diagnose
+from ansible_collections.muster.fleet.plugins.module_utils.jobs import document as documents
+from ansible_collections.muster.fleet.plugins.module_utils.jobs import pairs
+
+TEMPLATE = {
+    "name": "nccl-all_reduce",
+    "nodes": 6,
+    "procs_per_node": 8,
+    "gpus_per_node": 8,
+    "time_limit": 30,
+    "command": ["/opt/nccl-tests/bin/all_reduce_perf", "-b", "1G", "-e", "1G", "-f", "2", "-n", "20", "-g", "1", "-c", "1"],
+    "launcher": {"kind": "slurm", "mpi": "pmix", "partition": "", "options": {"exclude": "n9"}},
+}
+
+
+def table(pair: tuple[str, str], busbw: float) -> str:
+    """The output of all_reduce_perf, 2 ranks, one size, by the grammar of nccl-tests 2.19."""
+    algbw, time = busbw, 1073741824 / busbw / 1000
+    side = f"  {time:7.1f}  {algbw:6.2f}  {busbw:6.2f}      0"
+    head = "     time   algbw   busbw #wrong"
+    return "\n".join([
+        "# nccl-tests version 2.19.6 nccl-headers=22809 nccl-library=22809",
+        "# Collective test starting: all_reduce_perf",
+        "# nThread 1 nGpus 1 minBytes 1073741824 maxBytes 1073741824 step: 2(factor)"
+        " warmup iters: 1 iters: 20 agg iters: 1 validation: 1 graph: 0",
+        "#",
+        "# Using devices",
+        *(f"#  Rank {rank:2d} Group  0 Pid      7 on {host:>10} device  0 [0000:10:00] NVIDIA H100" for rank, host in enumerate(pair)),
+        "#",
+        f"#       size         count      type   redop    root{head}{head}",
+        f"  1073741824     268435456     float     sum      -1{side}{side}",
+        "# Out of bounds values : 0 OK",
+        f"# Avg bus bandwidth    : {busbw} ",
+        "#",
+        "# Collective test concluded: all_reduce_perf",
+    ]) + "\n"  # fmt: skip
+
+
+class Slurm:
+    """Jobs that need a second, unless a test says otherwise."""
+
+    def __init__(self, limit: float = 60, budget: float = 600, start: float = 30) -> None:
+        self.now = 0.0
+        self.jobs: dict[str, tuple[tuple[str, str], float]] = {}
+        self.slow: set[str] = set()
+        self.hangs: set[str] = set()
+        self.busy: set[str] = set()
+        self.cut: set[str] = set()
+        self.cancelled: list[str] = []
+        self.rounds = pairs.Rounds(
+            submit=self.submit,
+            queue=self.queue,
+            output=self.output,
+            cancel=self.cancel,
+            ranks=2,
+            collective="all_reduce",
+            limit_s=limit,
+            start_s=start,
+            budget_s=budget,
+            clock=lambda: self.now,
+            sleep=self.sleep,
+        )
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+    def submit(self, pair: tuple[str, str], number: int) -> str:
+        job = str(len(self.jobs) + 1)
+        self.jobs[job] = (pair, self.now)
+        return job
+
+    def queue(self, ids: list[str]) -> dict[str, str]:
+        out = {}
+        for job in ids:
+            pair, at = self.jobs[job]
+            if self.busy & set(pair):
+                out[job] = "PENDING"
+            elif self.hangs & set(pair) or self.now - at < 1:
+                out[job] = "RUNNING"
+        return {job: state for job, state in out.items() if job not in self.cancelled}
+
+    def output(self, pair: tuple[str, str], _number: int) -> str:
+        text = table(pair, 20.0 if self.slow & set(pair) else 48.0)
+        return text[: len(text) // 2] if self.cut & set(pair) else text
+
+    def cancel(self, ids: list[str]) -> None:
+        self.cancelled += ids
+
+    def diagnose(self, count: int) -> tuple[dict[str, Any], str]:
+        state = diagnose.start([f"n{index}" for index in range(1, count + 1)])
+        stopped = self.rounds.run(state)
+        return diagnose.verdict(state), stopped
+
+
+def test_a_slow_node_and_one_that_hangs_among_six() -> None:
+    slurm = Slurm(limit=60)
+    slurm.slow, slurm.hangs = {"n2"}, {"n5"}
+    found, stopped = slurm.diagnose(6)
+    assert ({each["node"]: each["hung"] for each in found["bad"]}, stopped) == ({"n2": False, "n5": True}, "")
+    assert "no end within 60 s" in next(each["evidence"] for each in found["bad"] if each["node"] == "n5")
+    assert slurm.cancelled, "a job that hangs does not stay on its nodes"
+    assert slurm.rounds.largest == "1 GiB"
+    assert max(slurm.rounds.between) <= 2
+
+
+def test_a_cut_output_is_no_speed() -> None:
+    slurm = Slurm()
+    slurm.cut = {"n1"}
+    found, _stopped = slurm.diagnose(8)
+    assert [each["node"] for each in found["bad"]] == ["n1"]
+    assert "48" not in found["bad"][0]["evidence"].split(",")[0]
+
+
+def test_a_node_that_somebody_took_is_left_alone() -> None:
+    slurm = Slurm()
+    slurm.busy, slurm.slow = {"n3"}, {"n1"}
+    found, _stopped = slurm.diagnose(8)
+    assert [each["node"] for each in found["bad"]] == ["n1"]
+    assert found["skipped"] == ["n3", "n4"], "its partner was not tested either"
+    assert "n3" not in {node for round_ in [found["undecided"], found["proven"]] for node in round_}
+
+
+def test_the_whole_has_a_budget() -> None:
+    slurm = Slurm(limit=100, budget=90)
+    slurm.hangs = {"n1"}
+    found, stopped = slurm.diagnose(8)
+    assert found["bad"] == []
+    assert stopped == "its time was over in round 1"
+    assert slurm.now < 100
+
+
+def test_idle_nodes_alone_are_tested() -> None:
+    text = "n1|idle|4|main*|none\nn2|allocated|4|main*|none\nn3|drained|4|main*|bad disk\nn4|idle|4|main*|none\n"
+    left, free = pairs.idle(text, ["n1", "n2", "n3", "n4", "n5"])
+    assert free == ["n1", "n4"]
+    assert left == {"n2": "it is allocated", "n3": "it is drained", "n5": "Slurm does not know it"}
+
+
+def test_the_document_of_a_pair() -> None:
+    document = documents.load(pairs.document_of(TEMPLATE, ("n1", "n2"), 90))
+    assert (document["nodes"], document["time_limit"], document["name"]) == (2, 3, "diagnose")
+    assert document["launcher"]["options"] == {"nodelist": "n1,n2", "exclusive": True}
+    assert TEMPLATE["nodes"] == 6, "the template stays as it is"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"), [("", "no table"), ("srun: error: Unable to create step", "no table"), (table(("n1", "n9"), 48), "n2")]
+)
+def test_outputs_that_prove_nothing(text: str, words: str) -> None:
+    value, error = pairs.value_of(text, ("n1", "n2"), 2, "all_reduce")
+    assert value is None
+    assert error and (words in error or words == "no table")
+
+
+def test_what_a_person_reads() -> None:
+    slurm = Slurm()
+    slurm.slow = {"n2"}
+    found, _stopped = slurm.diagnose(6)
+    text = "\n".join(diagnose.lines({**found, "left_alone": {"n7": "it is allocated"}, "size": "1 GiB"}))
+    assert "n2 is bad: 20 with n1" in text and "n7 is left alone: it is allocated" in text
+    assert "5 nodes are well, by 6 tests of pairs in 3 rounds of 1 GiB" in text, text
+    [fault] = diagnose.faults(found)
+    assert fault.startswith("n2 is bad: ") and fault.endswith("then run muster-health --level full there.")
+    assert diagnose.faults({"undecided": ["n1", "n2"]}) == ["Undecided: n1, n2; run diagnose.yml again, with more idle nodes."]
+    assert diagnose.faults({**found, "bad": []}) == []
