@@ -11,7 +11,7 @@ version_added: 0.2.0
 author:
   - The Muster developers (@muster-fleet)
 description:
-  - Reads a cluster document, V(muster.cluster/1), from a YAML or JSON file, refuses what cannot become a cluster, and says which parts it
+  - Reads a cluster document, V(muster.cluster/1), from a YAML or JSON file, refuses an invalid one, and says which parts it
     has. Asks AWS nothing. Nothing in the file is taken as a template.
 options:
   path:

@@ -15,6 +15,7 @@ import json
 STATE_TAG, REASON_TAG = "muster:state", "muster:reason"
 # Where an image keeps the collection and its environment. Role common puts them there when an image is made.
 HOME = "/opt/muster"
+# `report` must not end the script: a node that may not tag itself, or that no Slurm knows, still writes its log and its console.
 SCRIPT = r"""#!/bin/bash
 # Configures this node by the Muster that its image has. Runs as root, without HOME or a terminal, as often as you like.
 set -uo pipefail

@@ -38,7 +38,7 @@ REMEDIES = (
 
 
 class StackError(AwsError):
-    """A stack that cannot become what was asked; the text is one sentence with the remedy."""
+    """CloudFormation cannot bring a stack to the requested state. The text is one sentence with the remedy."""
 
 
 class Stack:

@@ -13,7 +13,7 @@ from ansible_collections.muster.fleet.plugins.module_utils.hardware import gpu
 from ansible_collections.muster.fleet.plugins.module_utils.health import xids
 from ansible_collections.muster.fleet.plugins.module_utils.health.lookat import CannotRun, Found, NotHere
 
-# What nvidia-smi is asked for. Drivers below 535 call the reasons of a slow clock by another name, and some lack a field at all.
+# The fields that nvidia-smi prints. Drivers below 535 call the reasons of a slow clock by another name, and some lack a field at all.
 # What only the log has is in XML_FIELDS.
 FIELDS = [
     "index",

@@ -19,7 +19,7 @@ from ansible_collections.muster.fleet.plugins.module_utils.report.plot import es
 
 # A plot of 500 points looks like one of thousands, and the page stays small.
 MOST_POINTS = 500
-# More lines than colours cannot be told apart.
+# A reader cannot tell two lines of one colour apart.
 MOST_SERIES = 8
 
 
