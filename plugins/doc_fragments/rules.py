@@ -12,7 +12,7 @@ class ModuleDocFragment:
     DOCUMENTATION = r"""
 options:
   scopes:
-    description: Which rules are asked.
+    description: Which rules are asked. With an empty list only the stacks themselves are checked.
     type: list
     elements: str
     choices: [stack, launch, env]

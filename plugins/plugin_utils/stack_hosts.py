@@ -114,11 +114,13 @@ def judge_fleet(
     """Sentences by {refused, overridden, warned, unfit, not_run, judged}, each once; hosts that are alike are judged together.
 
     `types` counts instead of the hosts' own, `inputs` are those of a Case beside stack, type and system. A host without a type must work as
-    one type at least; `unfit` says as which it does not.
+    one type at least; `unfit` says as which it does not. Without scopes only the stacks themselves are checked.
     """
+    hosts = list(hosts)
     out: dict[str, dict[str, None]] = {key: {} for key in ("refused", "overridden", "warned", "unfit", "not_run", "judged")}
+    out["refused"].update(dict.fromkeys(_invalid_stacks(hosts)))
     alike: dict[str, list[Host]] = {}
-    for host in launched_together(hosts):
+    for host in launched_together(hosts) if scopes and not out["refused"] else []:
         alike.setdefault(json.dumps(host[1:], sort_keys=True, default=str), []).append(host)
     for same in alike.values():
         names = named_hosts(each.name for each in same)
@@ -127,18 +129,32 @@ def judge_fleet(
     return {key: list(sentences) for key, sentences in out.items()}
 
 
+def _invalid_stacks(hosts: Iterable[Host]) -> list[str]:
+    named: dict[str, list[str]] = {}
+    for host in hosts:
+        if isinstance(host.stack, str):
+            named.setdefault(host.stack, []).append(host.name)
+    said = []
+    for name, whose in named.items():
+        try:
+            stack_files.load(name)
+        except StackError as error:
+            said.append("%s: %s" % (named_hosts(whose), error))
+    return said
+
+
 def _judge_alike(host: Host, names: str, types: list[str], scopes: tuple[str, ...], inputs: dict[str, Any]) -> dict[str, list[str]]:
     out: dict[str, list[str]] = {key: [] for key in ("refused", "overridden", "warned", "unfit", "not_run", "judged")}
     out["refused"] += override_faults(host.overrides)
     overrides = {} if out["refused"] else host.overrides
     try:
         kinds = types_of(host, types)
-        stack = stack_files.load(host.stack) if kinds and isinstance(host.stack, str) else host.stack
-    except (catalogue.CatalogueError, StackError) as error:
+    except catalogue.CatalogueError as error:
         out["refused"].append(str(error) if types else "%s: %s" % (names, error))
         return out
     if not kinds:
         return out
+    stack = stack_files.load(host.stack) if isinstance(host.stack, str) else host.stack
     if stack is None and "stack" in scopes:
         out["not_run"].append("The stack of %s is not known before its system is." % names)
         scopes = tuple(each for each in scopes if each != "stack")

@@ -5,7 +5,7 @@
 One container runs the slurmd of every node but the new one (`slurmd -N`). So slurmctld tells as many nodes about the new one as in a real
 fleet, and Ansible has as many hosts in its inventory. The new node is a container of its own that has everything installed, as a node from
 an image has: an install takes the same time at any size and would hide what depends on the size. Real nodes have cores of their own, so the
-simulated ones run at the lowest priority on the two cores.
+simulated ones get at most what the others leave of this machine's: their container has the smallest share, and within it they are the last.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import time
 from pathlib import Path
 
 import yaml
+
+from ansible_collections.muster.fleet.plugins.module_utils.containers.engine import find_engine
 
 from .fleets import ROOT, Fleet
 from .table import Row, row
@@ -89,6 +91,8 @@ def measure(folder: Path, rounds: int = 2) -> dict:
     result: dict = {}
     with Fleet("bench-add", 2, folder) as fleet:
         fleet.stack("install", "configure")
+        engine = find_engine()
+        engine.change("update", "--cpu-shares", "2", f"muster-{fleet.name}-{HOME}")
         for size in SIZES:
             seconds, cpu = [], []
             for _ in range(rounds):

@@ -38,6 +38,17 @@ def test_one_sentence_says_which_hosts_a_rule_refuses() -> None:
     assert told["refused"] == [f"g7.8xlarge with stack aws-2026.11-580 on ubuntu24.04 (n-1, n-2): {G7_SAID}"]
 
 
+@pytest.mark.parametrize("scopes", [(), ("stack", "launch")])
+def test_a_stack_that_does_not_exist_is_refused_once_for_hosts_of_every_kind(scopes: tuple[str, ...]) -> None:
+    told = judge_fleet([host("n-1", stack="nosuch"), Host("cpu", stack="nosuch"), host("n-2")], scopes=scopes)
+    [said] = told["refused"]
+    assert said.startswith("n-1, cpu: There is no stack nosuch; there are aws-2026.11, ")
+
+
+def test_without_scopes_no_rule_is_asked() -> None:
+    assert not any(judge_fleet([host()], scopes=()).values())
+
+
 def test_hosts_that_are_alike_are_judged_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
     judge = stack_hosts.judge

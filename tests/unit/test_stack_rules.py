@@ -11,6 +11,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import pytest
 import verdict_table
 import yaml
@@ -292,6 +293,8 @@ def callers() -> list[tuple[str, list[str], set[tuple[str, ...]]]]:
             module = task.get("muster.fleet.stack_rules", None)
             if "muster.fleet.stack_rules" in task:
                 scopes, launch = (module or {}).get("scopes", ["stack"]), (module or {}).get("launch", {})
+                if path.name == "begin.yml":
+                    scopes = jinja2.Environment().compile_expression(scopes.strip("{} "))(begin_changes=True)
                 if isinstance(scopes, str):  # cloud.yml: what it says of the node groups of a cluster document
                     found.append((path.name, ["launch"], paths(cluster_launch())))
                 else:
