@@ -247,6 +247,17 @@ def test_each_fault_of_the_cluster_is_named(fleet: Fleet) -> None:
     assert "slurm_cluster.nodes_version failed: sh printed something else: compute-2 has 24.11.4 (expected the controller's" in done.stdout
 
 
+def test_a_node_that_health_drained_fails_alone(fleet: Fleet) -> None:
+    slurm(fleet, "scontrol", "update", "nodename=compute-2", "state=drain", "reason=muster:test: a fault of this test")
+    try:
+        done = fleet.run("playbooks/validate.yml", "-e", '{"muster_phases": ["verify_fleet"]}')
+    finally:
+        slurm(fleet, "scontrol", "update", "nodename=compute-2", "state=resume")
+    assert done.returncode != 0
+    assert failed_checks(fleet) == {("compute-2", "slurm.in_service")}
+    assert "drained: muster:test: a fault of this test" in done.stdout
+
+
 def test_busy_nodes_are_no_fault(fleet: Fleet) -> None:
     # Three seconds show the same as the twenty that a user waits.
     verify = ("playbooks/validate.yml", "-e", '{"muster_phases": ["verify_fleet"], "__slurm_srun_free": "--immediate=3 --quiet --time=5"}')

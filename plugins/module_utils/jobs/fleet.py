@@ -178,6 +178,8 @@ def training(fleet, asked, trainer, kind="slurm"):
     """The jobs that train: [{document, type, hosts, settings, data, real}]; arguments as for collectives()."""
     out = []
     shared = {} if kind == "slurm" else {"folder": "/checkpoints/training"}
+    if kind == "trainjob":
+        shared["retries"] = 0  # its runtime has them
     for part in fleet:
         real = {**settings(part["have"])[1], **shared, **asked}
         runs = {**TRAINING, **shared, **asked, "backend": "gloo"} if part["rehearsed"] else real
