@@ -109,6 +109,8 @@ class CallbackModule(CallbackBase):
         while not self._over.wait(1):
             for line in self.recorder.overdue():
                 self._display.display(line, color=C.COLOR_VERBOSE)
+            # Where standard output is no terminal, Python keeps what Ansible prints until 8 KiB are full.
+            sys.stdout.flush()
 
     def v2_playbook_on_task_start(self, task, is_conditional):
         role, phase = role_and_phase(lineage(task))

@@ -15,6 +15,10 @@ options:
     description: The variable C(groups), that is the hosts of each group.
     type: dict
     required: true
+  slurm:
+    description: Whether the fleet needs a controller and compute nodes.
+    type: bool
+    default: true
 """
 
 EXAMPLES = r"""

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from e2e_fleet import Fleet
+from e2e_fleet import Fleet, one_sentence
 
 pytestmark = pytest.mark.engine
 
@@ -256,6 +256,22 @@ def test_a_node_that_health_drained_fails_alone(fleet: Fleet) -> None:
     assert done.returncode != 0
     assert failed_checks(fleet) == {("compute-2", "slurm.in_service")}
     assert "drained: muster:test: a fault of this test" in done.stdout
+
+
+def test_another_machine_s_keys_are_refused(fleet: Fleet) -> None:
+    key = fleet.state_dir / "secrets" / "munge.key"
+    ours = key.read_text()
+    key.write_text("another machine's key".ljust(64, "x"))
+    try:
+        whole = one_sentence(fleet.run("playbooks/provision.yml"))
+        limited = one_sentence(fleet.run("playbooks/provision.yml", "--limit", "compute-1,localhost"))
+        alone = one_sentence(fleet.run("playbooks/provision.yml", "--limit", "compute-1,controller-1"))
+    finally:
+        key.write_text(ours)
+    assert re.search(r"controller-1.*compute-2.* have another munge key than .*/munge.key, so another machine provisions this", whole)
+    assert "compute-1 has another munge key than " in limited
+    assert "--limit leaves out localhost" in alone
+    assert "INVALID" not in slurm(fleet, "sinfo") and "Invalid" not in fleet.ansible("compute-1", "sinfo")
 
 
 def test_busy_nodes_are_no_fault(fleet: Fleet) -> None:

@@ -259,8 +259,8 @@ def test_a_node_leaves_after_its_jobs_and_comes_back_alone(fleet: Fleet, submit,
     assert list(nodes(fleet)) == ["compute-1"]
     assert job(fleet, leaves, "JobState") == "COMPLETED"
 
-    back = succeeded(run(*inventory(*UNITS), "--limit", "controller-1,compute-2", *extra(SLURM)))
-    assert set(re.findall(r"^(\S+) +: ok=", back.stdout, re.MULTILINE)) == {"controller-1", "compute-2"}
+    back = succeeded(run(*inventory(*UNITS), "--limit", "controller-1,compute-2,localhost", *extra(SLURM)))
+    assert set(re.findall(r"^(\S+) +: ok=", back.stdout, re.MULTILINE)) == {"localhost", "controller-1", "compute-2"}
     assert {name: state in ("idle", "mixed", "allocated") for name, (state, _reason) in nodes(fleet).items()} == {
         "compute-1": True,
         "compute-2": True,

@@ -47,3 +47,9 @@ def test_two_nodes_cannot_have_one_nodename() -> None:
     assert faults({**FLEET, "muster_compute": ["n1.a", "n1.b", "n2"]}) == [
         "Compute nodes n1.a and n1.b have the same NodeName, which is the inventory name up to its first dot; rename one of them."
     ]
+
+
+def test_a_fleet_without_slurm_needs_good_names_alone() -> None:
+    assert faults({"all": ["n1"], "muster_compute": ["n1"]}, slurm=False) == []
+    [said] = faults({"all": ["n1;touch x"], "muster_compute": ["n1;touch x"]}, slurm=False)
+    assert said.startswith("Host 'n1;touch x' cannot be the name of a node; ")

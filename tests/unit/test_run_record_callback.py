@@ -23,7 +23,7 @@ def prepared(folder: Path, *options: str, hosts: str = HOSTS, patience: int = 15
     (folder / "hosts").write_text(hosts.format(python=sys.executable))
     run_dir = folder / "runs" / "local" / "20261121T105130Z"
     environment = {
-        **{name: value for name, value in os.environ.items() if not name.startswith("ANSIBLE_")},
+        **{name: value for name, value in os.environ.items() if not name.startswith("ANSIBLE_") and name != "PYTHONUNBUFFERED"},
         "ANSIBLE_COLLECTIONS_PATH": str(ROOT / "collections"),
         "ANSIBLE_CALLBACKS_ENABLED": "muster.fleet.run_record",
         "ANSIBLE_ACTION_PLUGINS": str(PROJECT / "action_plugins"),

@@ -27,13 +27,13 @@ def is_address(name: str) -> bool:
     return True
 
 
-def inventory_faults(groups: Mapping[str, Iterable[str]]) -> list[str]:
-    """A sentence for each fault of an inventory, {group: its hosts}, that a fleet cannot have."""
+def inventory_faults(groups: Mapping[str, Iterable[str]], slurm: bool = True) -> list[str]:
+    """A sentence for each fault of an inventory, {group: its hosts}, that a fleet cannot have; one without Slurm needs no certain groups."""
     nodes = {host for group, hosts in groups.items() if group.startswith("muster_") for host in hosts}
     faults = []
-    if not groups.get("muster_compute"):
+    if slurm and not groups.get("muster_compute"):
         faults.append("The fleet has no compute nodes; put at least one host into the group muster_compute of the inventory.")
-    if not groups.get("muster_controller"):
+    if slurm and not groups.get("muster_controller"):
         faults.append("The fleet has no controller; put a host into the group muster_controller of the inventory.")
     # The controller of Ansible itself may be in the inventory, but not as a node.
     for name in sorted({*nodes, *groups.get("all", ())} - ({"localhost"} - nodes)):
