@@ -28,7 +28,7 @@ def is_address(name: str) -> bool:
 
 
 def inventory_faults(groups: Mapping[str, Iterable[str]], slurm: bool = True) -> list[str]:
-    """A sentence for each fault of an inventory, {group: its hosts}, that a fleet cannot have; one without Slurm needs no certain groups."""
+    """A sentence for each fault of an inventory, {group: its hosts}, that a fleet cannot have; without Slurm it needs no certain groups."""
     nodes = {host for group, hosts in groups.items() if group.startswith("muster_") for host in hosts}
     faults = []
     if slurm and not groups.get("muster_compute"):
