@@ -23,10 +23,16 @@ locals {
   system = length(local.lacking) == 0 ? var.system : file(
     "a base that brings ${join(", ", local.lacking)}: ${var.purpose} cannot stand on ${var.system}; take one of packer/systems whose brings names it"
   )
-  components = [for each in var.components : each if !contains(var.brings, each)]
+  table = yamldecode(file("${local.project}/playbooks/vars/components.yml"))["component_table"]
+  # What every fleet's nodes of these groups carry. Those with `when` depend on the fleet, and a fleet shares the trainer's environment through /fsx.
+  carried = !var.fleet_node ? [] : [
+    for each in local.table : each.name if !can(each.when) && each.name != "trainer"
+    && anytrue(try([for group in each.groups : contains(concat(["all"], var.groups), group)], [false]))
+  ]
+  wanted     = concat(local.carried, [for each in var.components : each if !contains(local.carried, each)])
+  components = [for each in local.wanted : each if !contains(var.brings, each)]
 
   # The same sizes that role phases checks on a node, and 4 GiB for the system. The template checks them before it starts a builder.
-  table      = yamldecode(file("${local.project}/playbooks/vars/components.yml"))["component_table"]
   needed_gib = ceil((4096 + sum([for each in local.table : contains(local.components, each.name) ? try(each.space, 0) : 0])) / 1024)
   volume_size_gib = var.volume_size_gib >= local.needed_gib ? var.volume_size_gib : file(
     "a disk of ${var.volume_size_gib} GiB: ${join(", ", local.components)} together need ${local.needed_gib} GiB; set volume_size_gib"

@@ -18,6 +18,12 @@ variable "needs" {
   default     = []
 }
 
+variable "fleet_node" {
+  type        = bool
+  description = "Whether the image also carries what nodes of its groups carry in every fleet, see playbooks/vars/components.yml."
+  default     = false
+}
+
 variable "switches" {
   type        = map(bool)
   description = "Variables of roles that are true or false."

@@ -1,4 +1,5 @@
 purpose         = "slurm-cpu"
-components      = ["common", "slurm", "node_health"]
+fleet_node      = true
+components      = []
 groups          = ["muster_controller", "muster_login", "muster_compute"]
 volume_size_gib = 20

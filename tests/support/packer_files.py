@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from component_table import TABLE
 
 FOLDER = Path(__file__).parents[2] / "packer"
 
@@ -30,9 +31,21 @@ def stands(system: str, purpose: str) -> bool:
     return set(PURPOSES[purpose].get("needs", [])) <= set(SYSTEMS[system].get("brings", []))
 
 
+def wanted(purpose: str) -> list[str]:
+    """The components of a purpose, as ami.pkr.hcl derives them for the nodes of a fleet."""
+    named = PURPOSES[purpose]["components"]
+    groups = {"all", *PURPOSES[purpose].get("groups", [])} if PURPOSES[purpose].get("fleet_node") else set()
+    carried = [
+        entry["name"]
+        for entry in TABLE
+        if "when" not in entry and entry["name"] != "trainer" and isinstance(entry.get("groups"), list) and groups & set(entry["groups"])
+    ]
+    return carried + [each for each in named if each not in carried]
+
+
 def installed(system: str, purpose: str) -> list[str]:
     """The components that the image gets beside those of its base."""
-    return [each for each in PURPOSES[purpose]["components"] if each not in SYSTEMS[system].get("brings", [])]
+    return [each for each in wanted(purpose) if each not in SYSTEMS[system].get("brings", [])]
 
 
 def once_each() -> list[tuple[str, str]]:

@@ -90,7 +90,7 @@ def test_its_scenario_is_a_proof(checkout: Checkout) -> None:
 def test_docs_and_tests_accept_it(checkout: Checkout) -> None:
     assert "| `hello_greeting` |" in (checkout.root / "roles/hello/README.md").read_text()
     assert "[hello](hello/README.md)" in (checkout.root / "roles/README.md").read_text()
-    tests = [f"tests/unit/test_{name}.py" for name in ("components", "role_checks", "role_readmes", "stack_facts")]
+    tests = [f"tests/unit/test_{name}.py" for name in ("components", "packer_plan", "role_checks", "role_readmes", "stack_facts")]
     tests.append("tests/unit/test_lookups.py::test_what_an_install_reads_is_among_its_inputs")
     said, code = checkout.run(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests)
     assert code == 0, said

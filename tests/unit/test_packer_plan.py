@@ -8,7 +8,7 @@ import re
 
 import component_table
 import pytest
-from packer_files import PURPOSES, SYSTEMS, installed, stands
+from packer_files import PURPOSES, SYSTEMS, installed, stands, wanted
 
 from ansible_collections.muster.fleet.plugins.filter.stack import stack_refusals
 from ansible_collections.muster.fleet.plugins.plugin_utils import stack_files
@@ -84,4 +84,4 @@ def test_an_image_of_slurm_has_what_its_nodes_carry(purpose: str) -> None:
         if "when" not in entry and isinstance(entry.get("groups"), list) and groups & set(entry["groups"])
     }
     # The fleet shares the trainer's environment through /fsx.
-    assert carried - {"trainer"} <= set(PURPOSES[purpose]["components"])
+    assert carried - {"trainer"} <= set(wanted(purpose))

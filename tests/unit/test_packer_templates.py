@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
 import subprocess
@@ -53,6 +54,15 @@ def validate():
 def test_packer_takes_every_file_of_variables(validate, system: str, purpose: str) -> None:
     said, code = validate(system, purpose)
     assert code == 0, said
+
+
+@pytest.mark.parametrize("purpose", PURPOSES)
+def test_packer_derives_the_components_as_the_tests_do(validate, purpose: str) -> None:
+    system = next(name for name in packer_files.SYSTEMS if packer_files.stands(name, purpose))
+    files = [f"-var-file={FOLDER / 'systems' / system}", f"-var-file={FOLDER / 'purposes' / purpose}"]
+    argv = [str(PACKER), "console", *files, str(FOLDER)]
+    said = subprocess.run(argv, input="jsonencode(local.components)", capture_output=True, text=True, check=False, timeout=120).stdout
+    assert json.loads(said.splitlines()[-1]) == packer_files.installed(system, purpose)
 
 
 LACKS = {
