@@ -506,7 +506,10 @@ def test_what_strict_permissions_does_not_forgive(read, warnings) -> None:
 @pytest.mark.parametrize(
     ("fault", "said"),
     [
-        ((403, "UnauthorizedOperation", "No."), "DescribeInstanceTopology is denied in region us-east-1 (UnauthorizedOperation: No); allow"),
+        (
+            (403, "UnauthorizedOperation", "No."),
+            "DescribeInstanceTopology is denied in region us-east-1 (UnauthorizedOperation: No); ",
+        ),
         ((400, "UnsupportedOperation", "No."), "DescribeInstanceTopology failed in region us-east-1 (UnsupportedOperation: No)."),
         ((400, "InvalidAction", "No."), "DescribeInstanceTopology failed in region us-east-1 (InvalidAction: No)."),
     ],

@@ -19,7 +19,7 @@ REMEDY = "correct the groups muster_layer..., or set slurm_topology ({} for a fl
 def layers_of(hosts, groups):
     """{host: [network nodes above it, from the top layer down]} of the hosts that are in groups of layers.
 
-    groups: {inventory group: hosts}. This reads groups instead of variables, because Ansible collects a host's variables anew at each access.
+    groups: {inventory group: hosts}. They are read instead of variables, because Ansible collects a host's variables anew at each access.
     """
     wanted, found = set(hosts), {}
     named = [(int(match[1]), match[2], group) for match, group in ((LAYER_GROUP.fullmatch(name), name) for name in groups) if match]
@@ -36,8 +36,8 @@ def layers_of(hosts, groups):
 def switches(hosts, layers):
     """The switches of a tree, each above those below it: [{name, switches}] and, for leaves, [{name, nodes}].
 
-    layers: {host: network nodes above it, from the top layer down}. Slurm gives no job a node that no switch reaches, and no job the nodes of
-    two trees. So hosts without layers have a leaf of their own, and one switch stands above all.
+    layers: {host: network nodes above it, from the top layer down}. Slurm gives no job a node that no switch reaches, nor
+    nodes of two trees. So hosts without layers have a leaf of their own, and one switch stands above all.
     """
     parents: dict = {}
     below: dict = {}
