@@ -21,7 +21,8 @@ def layers_of(hosts, groups):
 
     groups: {inventory group: hosts}. They are read instead of variables, because Ansible collects a host's variables anew at each access.
     """
-    wanted, found = set(hosts), {}
+    wanted = set(hosts)
+    found: dict = {}
     named = [(int(match[1]), match[2], group) for match, group in ((LAYER_GROUP.fullmatch(name), name) for name in groups) if match]
     for layer, node, group in sorted(named):
         for host in [each for each in groups[group] if each in wanted]:
