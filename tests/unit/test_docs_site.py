@@ -55,6 +55,7 @@ def test_links_of_the_site_lead_somewhere(pages: dict[str, str]) -> None:
                     wrong.append(f"{name}: {link}")
     assert not wrong
     assert seen > 300
+    assert not [name for name in known - set(pages) if name.endswith(".md")], "a Markdown file is a page"
 
 
 def test_each_page_stands_once_in_the_navigation(pages: dict[str, str]) -> None:
