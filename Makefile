@@ -1,5 +1,5 @@
 # Each target is one line of tools you know; nothing here cannot be typed by hand after `make setup`.
-.PHONY: setup site down bundle test e2e lint unit proofs bench docs stack-sums mirror packer kubernetes lock
+.PHONY: setup site down bundle test e2e lint unit proofs bench docs docs-site stack-sums mirror packer kubernetes lock
 .NOTPARALLEL:
 BIN := .venv/bin
 STAGE := tools/stage.sh
@@ -59,6 +59,11 @@ docs: setup ## what is generated: the variable tables of the roles' READMEs, the
 	$(BIN)/python tools/observe.py
 	$(BIN)/python tests/proofs.py table --write
 
+docs-site: setup ## the documentation as a site: build/docs/index.html
+	tools/venv.sh .venv-docs $(BIN)/python requirements/docs.txt
+	$(BIN)/python tools/docs_site.py build/docs-source
+	.venv-docs/bin/mkdocs build --strict --quiet --config-file build/docs-source/mkdocs.yml --site-dir ../docs
+
 stack-sums: setup ## fetches what a stack names, checks it, prints the lines to commit: make stack-sums [STACK=aws-2026.11]
 	$(BIN)/python tools/stack_sums.py $(or $(STACK),aws-2026.11)
 
@@ -78,4 +83,5 @@ lock: ## uv.lock and the hashed requirements from pyproject.toml (needs uv)
 	uv export --quiet --frozen --no-emit-project --no-default-groups --extra kubernetes -o requirements/kubernetes.txt
 	uv export --quiet --frozen --no-emit-project --no-default-groups --extra trainer --group trainer-tests -o requirements/trainer.txt
 	uv export --quiet --frozen --no-emit-project --no-default-groups --no-header --extra trainer -o roles/trainer/files/requirements.txt
+	uv pip compile --quiet --generate-hashes --universal --python-version 3.11 --no-header --group docs -o requirements/docs.txt
 	echo torch==2.11.0 | uv pip compile --quiet --generate-hashes --universal --python-version 3.11 --no-header -o requirements/torch-2.11.txt -

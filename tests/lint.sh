@@ -35,6 +35,12 @@ check "cloudformation/ (make docs)" python tools/cloudformation.py --check
 check "tests/fixtures/architectures (make docs)" python tools/cluster_files.py --check
 check "alarms and dashboards (make docs)" python tools/observe.py --check
 check "docs/support.md (make docs)" python tests/proofs.py table
+# Pages, links and headings, as mkdocs sees them.
+site() {
+  tools/venv.sh .venv-docs .venv/bin/python requirements/docs.txt && python tools/docs_site.py build/docs-source >/dev/null &&
+    .venv-docs/bin/mkdocs build --strict --quiet --config-file build/docs-source/mkdocs.yml --site-dir ../docs
+}
+check "documentation site (make docs-site)" site
 check "ansible-lint" ansible-lint -q --nocolor
 finish_sanity() {
   local code=0

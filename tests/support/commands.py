@@ -20,9 +20,9 @@ BIN = Path(sys.executable).parent
 
 # Other people's commands. A new one fails the test once, so that somebody looks at it.
 FOREIGN = re.compile(
-    r"apt(-get|-mirror)?|aws|cd|chronyc|cp|curl|cut|dcgmi|docker|du|enroot|envsubst|export|exportfs|fi_info|git|grep|journalctl|kill|kubectl"
-    r"|ldconfig|ldd|lsblk|mariadb-dump|mpirun|muster-health|muster-rehearsal|muster-watch|nsys"
-    r"|nvidia-ctk|nvidia-smi|pam-auth-update|podman|reposync|rm|sacctmgr|scontrol|setcap|sinfo|slurmd|srun|ssh|sss_cache|sudo"
+    r"ansible-galaxy|apt(-get|-mirror)?|aws|bash|cd|chronyc|cp|curl|cut|dcgmi|docker|du|eksctl|enroot|envsubst|export|exportfs|fi_info|git|grep"
+    r"|journalctl|kill|kubectl|ldconfig|ldd|lsblk|mariadb-dump|mpirun|muster-health|muster-rehearsal|muster-watch|nsys"
+    r"|nvidia-ctk|nvidia-smi|pam-auth-update|pcluster|podman|reposync|rm|sacctmgr|scontrol|scp|setcap|sinfo|slurmd|srun|ssh|sss_cache|sudo"
     r"|sysctl|systemctl|tar|uname|uv"
 )
 PACKER = {"-var", "-var-file", "-on-error", "-debug", "-only", "-except", "-force", "-timestamp-ui"}
@@ -173,7 +173,7 @@ def ansible(command: str) -> Iterator[str]:
     bare = re.sub(r"'[^']*'|\"[^\"]*\"", "X", command)  # quoted text has no flags
     yield from (f"{program} has no flag {flag}" for flag in sorted(flags_in(bare) - ansible_flags(program)))
     if program == "ansible-playbook":
-        playbooks = re.findall(r"(?<![\w=@./-])[\w./-]+\.yml\b", bare)
+        playbooks = re.findall(r"(?<![\w=@./-])[\w./-]+\.yml\b", re.sub(r"\s-i \S+", "", bare))  # an inventory is no playbook
         there = [path if "/" in path or (ROOT / path).is_file() else f"playbooks/{path}" for path in playbooks]
         for path in there:
             if not (ROOT / path).is_file():

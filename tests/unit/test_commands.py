@@ -17,7 +17,10 @@ from commands import ROOT, TORCHRUN, documented, faults, flags_in, module_help, 
 
 from trainer.arguments import REPLACED
 
-PAGES = ("README.md", "CONTRIBUTING.md", "docs/*.md", "roles/*/README.md", "trainer/README.md", "trainer/labs/*.md", "tests/README.md")
+PAGES = (
+    *("README.md", "CONTRIBUTING.md", "docs/*.md", "docs/walkthroughs/*.md"),
+    *("roles/*/README.md", "trainer/README.md", "trainer/labs/*.md", "tests/README.md"),
+)
 CODE = ("plugins", "roles", "playbooks", "trainer", "localcloud", "tools", "packer", "tests/bench", "tests/proof", "inventory", "site.yml")
 
 

@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from xml.etree import ElementTree
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted({*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("roles/*/README.md"), *ROOT.glob("trainer/**/*.md")})
+PAGES = sorted({*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("roles/*/README.md"), *ROOT.glob("trainer/**/*.md")})
 
 
 def anchors(page: Path) -> set[str]:
@@ -30,3 +31,15 @@ def test_links_lead_somewhere() -> None:
                 wrong.append(f"{page.relative_to(ROOT)}: {link}")
     assert not wrong, wrong
     assert seen >= 80
+
+
+def test_the_picture_of_the_architecture_names_files_that_exist() -> None:
+    rows = re.findall(r"^\| (?!Box|---)([^|]+) \| [^|]+ \| ([^|]+) \|$", (ROOT / "docs/architecture.md").read_text(), re.M)
+    picture = ElementTree.parse(ROOT / "docs/architecture.svg").getroot()
+    boxes = [each.text for each in picture.iter() if each.get("class") == "box"]
+    assert sorted(boxes) == sorted(name for name, _files in rows) and len(boxes) >= 15
+    for name, files in rows:
+        named = re.findall(r"`([^`]+)`", files)
+        assert named and not [each for each in named if not (ROOT / each).is_file()], f"{name}: {files}"
+    arrows = [each.get("id", "").replace("_", " ").split("--") for each in picture.iter() if each.get("class") == "arrow"]
+    assert set(boxes) == {end for arrow in arrows for end in arrow}, "each arrow leads from box to box, and each box has one"
