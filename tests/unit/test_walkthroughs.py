@@ -225,7 +225,7 @@ def ran(tmp_path_factory) -> Callable[..., tuple[Path, str]]:
     return run
 
 
-@pytest.mark.skipif(sys.version_info >= (3, 12), reason="the playbooks run once, with the controller's Python")
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="not_run: the playbooks run once, with the controller's Python")
 @pytest.mark.parametrize("name", PAGES)
 def test_the_local_part_of_a_page_runs(name: str, ran) -> None:
     folders = []
