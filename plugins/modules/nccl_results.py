@@ -157,6 +157,14 @@ remarks:
   type: list
   elements: str
   returned: always
+instance_type:
+  description: O(instance_type).
+  type: str
+  returned: always
+nodes:
+  description: O(nodes).
+  type: int
+  returned: always
 failed_hosts:
   description: Hosts whose processes reported a failure of CUDA, NCCL or a time limit.
   type: list
@@ -186,7 +194,7 @@ tables:
       type: list
       elements: str
     rows:
-      description: Each size and placement with its time (us), algbw and busbw (GB/s) and number of wrong values.
+      description: Each size and placement with its time (us), algbw and busbw (GB/s), number of wrong values, and why it fails.
       type: list
       elements: dict
     damaged:
