@@ -31,7 +31,7 @@ _ROUNDED = (*ONCE, "alltoallv", "hypercube")
 def judge(tables: list[dict[str, Any]], expect: Optional[dict[str, Any]] = None) -> dict[str, Any]:
     """Return the document with a verdict on each of TABLES.
 
-    EXPECT (all optional): collective, hosts [names], ranks, min_bytes, max_bytes, step_factor, and what nccl_bounds.py reads:
+    EXPECT (all optional): collective, datatype, hosts [names], ranks, min_bytes, max_bytes, step_factor, and what nccl_bounds.py reads:
     floors [{min_size, busbw (GB/s), placement?, collective?}], instance_type, nodes, fail_below, warn_below.
     """
     expect = expect or {}
@@ -97,6 +97,10 @@ def _whole(table: dict[str, Any], expect: dict[str, Any]) -> list[str]:
         reasons.append("%s: name it by `collective`" % (known or "the output does not name its collective"))
     elif wanted and wanted != table["collective"]:
         reasons.append("the output is not of the collective %s" % wanted)
+    # nccl-tests measures float when it does not know a type.
+    strange = sorted({row["type"] for row in table["rows"]} - {expect.get("datatype")})
+    if expect.get("datatype") and strange:
+        reasons.append("the output is of %s, and %s was asked for" % (", ".join(strange), expect["datatype"]))
     if not table["concluded"]:
         reasons.append("the output is incomplete: it has no concluding line (`# Out of bounds values`), so the test did not end")
     for damaged in table["damaged"]:
