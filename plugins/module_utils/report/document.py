@@ -363,5 +363,6 @@ def rendered(folder: Path, report: dict[str, Any]) -> dict[str, str]:
     document = json.dumps(report, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     # Bytes that were not UTF-8 arrive as lone surrogates, which cannot be written.
     found = {job: _nccl(folder, job, []) for job in (path.parent.name for path in (folder / "jobs").glob("*/nccl.json"))}
-    texts = {"report.json": document, "report.html": render_html(report), **results.files(report, found)}
+    baseline = _document(folder, "baseline.json", []) if (folder / "baseline.json").is_file() else None
+    texts = {"report.json": document, "report.html": render_html(report), **results.files(report, found, baseline)}
     return {name: text.encode("utf-8", "replace").decode("utf-8") for name, text in texts.items()}

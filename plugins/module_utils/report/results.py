@@ -4,7 +4,7 @@
 
 """The results of a run as files for other programs: `files(report, documents)` gives {name in the run folder: text}.
 
-    junit.xml                 the run, the checks of each host, and the collectives, as JUnit XML
+    junit.xml                 the run, the checks of each host, the collectives and their baseline, as JUnit XML
     jobs/JOB/COLLECTIVE.csv   each table of nccl-tests, under the column names of awsome-distributed-ai's nccl_to_csv.py
 
 DOCUMENTS: {job: muster.nccl_results/1}. In JUnit a check or point that was not_run is skipped with its reason. One that stand-ins of a
@@ -29,8 +29,10 @@ COLUMNS = ("Size_Bytes", "Size_KB", "Size_MB", "Count", "Data_Type", "Operation"
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
-def files(report: dict[str, Any], documents: dict[str, dict[str, Any]]) -> dict[str, str]:
+def files(report: dict[str, Any], documents: dict[str, dict[str, Any]], baseline: Optional[dict[str, Any]] = None) -> dict[str, str]:
     suites = [_of_run(report), *_of_checks(report["checks"]["records"])]
+    if baseline is not None:
+        suites.append(_of_baseline(baseline))
     texts: dict[str, str] = {}
     for job, document in sorted(documents.items()):
         suites += _of_collectives(job, document)
@@ -148,6 +150,23 @@ def _of_collectives(job: str, document: dict[str, Any]) -> list[tuple[str, list[
         nothing = "" if verdict != "not_run" else "; ".join(rest) or "no reason given"
         suites.append((job, [_judged(job, "whole job", [] if nothing else rest or ["the job has no verdict"], nothing)]))
     return suites
+
+
+def _of_baseline(found: dict[str, Any]) -> tuple[str, list[dict[str, Any]]]:
+    """Return the suite of what module nccl_baseline found: a case for each comparison, and one for the whole."""
+    compared = found.get("compared") or []
+    told = {text for one in compared for text in one["said"]}
+    cases = [_case("baseline", one["label"], "failed" if one["failed"] else "passed", "; ".join(one["said"])) for one in compared]
+    rest = [text for text in found.get("reasons") or [] if text not in told]
+    remarks = [text for text in found.get("remarks") or [] if text not in told]
+    verdict = found.get("verdict")
+    if verdict not in ("recorded", "passed", "not_run"):
+        cases.append(_case("baseline", "whole", "failed", "; ".join(rest or told) or "the baseline has no verdict"))
+    else:
+        cases.append(
+            _case("baseline", "whole", "not_run" if verdict == "not_run" else "passed", "; ".join(remarks) or "nothing was compared")
+        )
+    return "baseline", cases
 
 
 def _judged(job: str, name: str, reasons: list[str], skipped: str) -> dict[str, Any]:
