@@ -33,6 +33,13 @@ def workload_result(text, chosen, steps=0):
     return {**found, "summary": workload.summary(found), "log": workload.log_lines(found, chosen["document"]["nodes"])}
 
 
+def carried(host):
+    """The image and the stack of a node, from its variables."""
+    stack = ((host.get("muster_manifest") or {}).get("manifest") or {}).get("stack") or {}
+    image = next((host[name] for name in ("node_health_image", "image_id", "muster_image") if host.get(name)), "")
+    return {"image": image, "stack": " ".join(part for part in (stack.get("name"), (stack.get("sha256") or "")[:12]) if part)}
+
+
 class FilterModule:
     """Filters for the jobs that prove a fleet."""
 
@@ -41,6 +48,7 @@ class FilterModule:
             "fleet_parts": clear(fleet.parts),
             "collective_jobs": clear(fleet.collectives),
             "training_jobs": clear(fleet.training),
+            "carried": carried,
             "job_script": clear(job_script),
             "workload_result": clear(workload_result),
             "job_status": launchers.status_line,

@@ -8,6 +8,7 @@ from ansible.errors import AnsibleFilterError
 from ansible_collections.muster.fleet.plugins.module_utils.hardware import catalogue
 from ansible_collections.muster.fleet.plugins.module_utils.hardware import nccl_env as environment
 from ansible_collections.muster.fleet.plugins.module_utils.stack import document as logic
+from ansible_collections.muster.fleet.plugins.module_utils.stack.together import together
 from ansible_collections.muster.fleet.plugins.plugin_utils import stack_files, stack_hosts
 
 
@@ -70,6 +71,17 @@ def nccl_env(kind, stack):
         raise AnsibleFilterError(str(error)) from error
 
 
+def stack_together(facts, kind=""):
+    """What keeps the container of the module stack_facts from working on its host; nothing where no container was asked."""
+    if facts.get("container") is None:
+        return []
+    try:
+        have = catalogue.instance_type(kind) if kind else None
+    except catalogue.CatalogueError as error:
+        raise AnsibleFilterError(str(error)) from error
+    return together(facts["host"], facts["container"], have)
+
+
 class FilterModule:
     """Filters of the stack document."""
 
@@ -81,5 +93,6 @@ class FilterModule:
             "stack_verified": stack_verified,
             "stack_faults": stack_faults,
             "stack_overrides": stack_overrides,
+            "stack_together": stack_together,
             "nccl_env": nccl_env,
         }

@@ -37,6 +37,10 @@ options:
     description: The collective that was run, such as V(all_reduce). Needed where the output does not name it.
     type: str
     choices: [all_reduce, all_gather, reduce_scatter, alltoall, alltoallv, gather, scatter, broadcast, reduce, sendrecv, hypercube]
+  datatype:
+    description: The data type that must have been measured, as nccl-tests names it.
+    type: str
+    version_added: 0.5.0
   expect_hosts:
     description: Hosts that must have run a rank. Names are compared up to their first dot.
     type: list
@@ -84,7 +88,7 @@ options:
     description:
       - The nodes' EC2 instance type. Its published bandwidths in the catalogue become floors, unless O(floors) has one for the collective.
       - What its NVLink and its network carry becomes the ceiling. A row above the ceiling did not cross the wires, so it fails.
-      - A collective, type or number of nodes without a published bandwidth fails nothing; RV(remarks) says so.
+      - A collective, type, data type or number of nodes without a published bandwidth fails nothing; RV(remarks) says so.
       - The figures judge a run of all GPUs of each node.
     type: str
   nodes:
@@ -157,6 +161,14 @@ remarks:
   type: list
   elements: str
   returned: always
+instance_type:
+  description: O(instance_type).
+  type: str
+  returned: always
+nodes:
+  description: O(nodes).
+  type: int
+  returned: always
 failed_hosts:
   description: Hosts whose processes reported a failure of CUDA, NCCL or a time limit.
   type: list
@@ -186,7 +198,7 @@ tables:
       type: list
       elements: str
     rows:
-      description: Each size and placement with its time (us), algbw and busbw (GB/s) and number of wrong values.
+      description: Each size and placement with its time (us), algbw and busbw (GB/s), number of wrong values, and why it fails.
       type: list
       elements: dict
     damaged:
@@ -250,6 +262,7 @@ def main():
             "content": {"type": "str"},
             "path": {"type": "path"},
             "collective": {"type": "str", "choices": [*COLLECTIVES]},
+            "datatype": {"type": "str"},
             "expect_hosts": {"type": "list", "elements": "str", "default": []},
             "host_names": {"type": "dict", "default": {}},
             "expect_ranks": {"type": "int"},
@@ -273,7 +286,18 @@ def main():
             text = read_text(asked["path"])
         except OSError as error:
             module.fail_json(msg="%s cannot be read (%s): name the file with the test's output." % (asked["path"], error.strerror))
-    names = ("collective", "min_bytes", "max_bytes", "step_factor", "floors", "instance_type", "nodes", "fail_below", "warn_below")
+    names = (
+        "collective",
+        "datatype",
+        "min_bytes",
+        "max_bytes",
+        "step_factor",
+        "floors",
+        "instance_type",
+        "nodes",
+        "fail_below",
+        "warn_below",
+    )
     expect = {name: asked[name] for name in names}
     expect.update(hosts=asked["expect_hosts"], ranks=asked["expect_ranks"])
     try:

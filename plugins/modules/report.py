@@ -16,6 +16,7 @@ author:
 description:
   - Writes C(report.json) (C(muster.report/1)) and C(report.html), one file that loads nothing over the network, into the run folder. Reads
     that folder alone, so an old run can be reported again.
+  - Writes C(junit.xml) with the checks and the points of the collectives, and a C(jobs/JOB/COLLECTIVE.csv) for each table of nccl-tests.
   - The callback plugin P(muster.fleet.run_record#callback) does the same at the end of each run; this module is for folders from elsewhere.
 attributes:
   check_mode:
@@ -68,7 +69,7 @@ def main():
     folder = Path(module.params["run_dir"])
     try:
         report = build(folder)
-        files = rendered(report)
+        files = rendered(folder, report)
         changed = any(not (folder / name).is_file() or (folder / name).read_text(encoding="utf-8") != text for name, text in files.items())
         if changed and not module.check_mode:
             write_files(folder, files)

@@ -4,10 +4,13 @@
 
 from __future__ import annotations
 
+import ast
+import re
 import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 from ansible.errors import AnsibleFilterError
 
 from ansible_collections.muster.fleet.plugins.filter.jobs import FilterModule, job_script
@@ -18,6 +21,7 @@ from trainer.devices import machine_of
 from trainer.estimate.search import best
 from trainer.models import shape_of
 
+ROOT = Path(__file__).parents[2]
 TRAINER = {"venv": "/opt/muster/venv", "env": {"PYTHONPATH": "/fsx/muster/trainer/1"}}
 
 
@@ -182,3 +186,46 @@ echo "$@"
     said = subprocess.run(document["command"], env=env, capture_output=True, text=True, check=True).stdout.splitlines()
     assert [line.split()[2] for line in said] == (["prepare-data", "train"] if rank == "0" else ["train"])
     assert said[-1].endswith("--checkpoint_dir /checkpoints/train-1")
+
+
+def test_the_matrix_is_a_job_for_each_combination():
+    asked = {"ops": ["all_reduce", "sendrecv"], "node_counts": [1, 2, 2], "datatypes": ["float", "bfloat16"]}
+    jobs = collectives("p5.48xlarge", "p5.48xlarge", "p5.48xlarge", asked=asked)
+    assert [
+        (job["document"]["name"], job["document"]["nodes"], job["ranks"], value(job, "-d"), job["datatype"], job["op"]) for job in jobs
+    ] == [
+        ("nccl-all_reduce-1n-float", 1, 8, "float", "float", "all_reduce"),
+        ("nccl-sendrecv-1n-float", 1, 8, "float", "float", "sendrecv"),
+        ("nccl-all_reduce-1n-bfloat16", 1, 8, "bfloat16", "bfloat16", "all_reduce"),
+        ("nccl-sendrecv-1n-bfloat16", 1, 8, "bfloat16", "bfloat16", "sendrecv"),
+        ("nccl-all_reduce-2n-float", 2, 16, "float", "float", "all_reduce"),
+        ("nccl-sendrecv-2n-float", 2, 16, "float", "float", "sendrecv"),
+        ("nccl-all_reduce-2n-bfloat16", 2, 16, "bfloat16", "bfloat16", "all_reduce"),
+        ("nccl-sendrecv-2n-bfloat16", 2, 16, "bfloat16", "bfloat16", "sendrecv"),
+    ]
+    for job in jobs:
+        documents.load(job["document"])
+    # The ranks on one node without a GPU are one, and measure nothing.
+    gloo = collectives("", "", asked={"node_counts": [1, 2], "datatypes": ["half"]})
+    assert [(job["document"]["name"], job["skip"] != "") for job in gloo] == [("collectives-1n-half", True), ("collectives-2n-half", False)]
+
+
+@pytest.mark.parametrize("count", [3, 0])
+def test_a_number_of_nodes_that_the_fleet_lacks_is_refused(count):
+    kind = "p5.48xlarge"
+    says = f"muster_collectives.node_counts has {count}, and jobs may use 2 nodes of {kind}; give numbers from 1 to 2."
+    with pytest.raises(documents.JobError, match=says):
+        collectives(kind, kind, asked={"node_counts": [2, count]})
+
+
+def test_a_data_type_that_gloo_lacks_is_refused():
+    with pytest.raises(documents.JobError, match="datatypes has f8e4m3, which backend gloo does not measure; take int8, "):
+        collectives("", "", asked={"datatypes": ["float", "f8e4m3"]})
+    assert collectives("p5.48xlarge", asked={"datatypes": ["f8e4m3"]})
+
+
+def test_gloo_measures_the_types_that_are_offered():
+    [names] = re.findall(r"^DTYPES = .* in \((.*)\)}$", (ROOT / "trainer/collectives.py").read_text(), re.MULTILINE)
+    assert sorted(fleet.GLOO_TYPES) == sorted(ast.literal_eval(f"[{names}]"))
+    options = yaml.safe_load((ROOT / "playbooks/meta/argument_specs.yml").read_text())["argument_specs"]["site"]["options"]
+    assert options["muster_collectives"]["options"]["datatypes"]["choices"] == fleet.NCCL_TYPES

@@ -88,3 +88,17 @@ def test_what_stand_ins_printed_is_not_run_and_says_what_it_would_have_been(
 def test_a_stand_in_without_a_table_is_not_run(capsys: pytest.CaptureFixture[str]) -> None:
     result = run(capsys, content="muster rehearsal: all_reduce_perf is a stand-in for p5.48xlarge; it looked at no hardware\n")
     assert (result["failed"], result["verdict"], result["rehearsed"]) == (True, "not_run", "failed")
+
+
+def test_another_data_type_than_the_one_asked_for_fails(capsys: pytest.CaptureFixture[str]) -> None:
+    """nccl-tests measures float when it does not know a type."""
+    text = (FIXTURES / "constructed-2.19.txt").read_text()
+    result = run(capsys, content=text, expect_ranks=16, datatype="bfloat16")
+    assert result["reasons"] == ["all_reduce: the output is of float, and bfloat16 was asked for"]
+    assert run(capsys, content=text, expect_ranks=16, datatype="float")["verdict"] == "passed"
+
+
+def test_a_data_type_that_nobody_published_fails_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    text = (FIXTURES / "constructed-2.19.txt").read_text().replace("   float ", "   half  ")
+    result = run(capsys, content=text, instance_type="p5.48xlarge", nodes=2, fail_below=1.01, warn_below=0.5)
+    assert (result["verdict"], result["remarks"]) == ("passed", ["all_reduce: the published busbw is of float, so no floor judges half"])

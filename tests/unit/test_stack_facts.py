@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 import yaml
+from ansible.errors import AnsibleFilterError
 
+from ansible_collections.muster.fleet.plugins.filter.stack import stack_together
 from ansible_collections.muster.fleet.plugins.module_utils.stack import document as stacks
 from ansible_collections.muster.fleet.plugins.module_utils.stack import facts as logic
 from ansible_collections.muster.fleet.plugins.modules import stack_facts
@@ -210,3 +212,27 @@ def test_a_build_without_a_version_in_it_has_one_beside_it():
     said = "## builds\ngdrcopy-2.6-debian13-x86_64-0123456789ab\nnccl_tests-2.19.6-debian13-x86_64-0123456789ab\n"
     found = logic.installed(said)
     assert {name: each["version"] for name, each in found.items()} == {"gdrcopy": "2.6", "nccl_tests": "2.19.6"}
+
+
+def at(found: dict, **versions: str) -> dict:
+    return {**found, **{name: {"version": version, "source": "libraries"} for name, version in versions.items()}}
+
+
+def test_a_container_that_breaks_a_rule_on_its_host_is_named():
+    """The driver is the host's, the libraries are the container's."""
+
+    def says(host: dict, container: dict | None, kind: str = "p5.48xlarge") -> list[str]:
+        return stack_together({"host": host, "container": container}, kind)
+
+    old = at(HOST, nvidia_driver="535.1", cuda="12.2")
+    assert says(HOST, HOST) == says(HOST, None) == []
+    assert says(old, at(HOST, nvidia_driver="595.112.07")) == [
+        "nvidia_driver must be 580.65.06 or later and is 535.1, because CUDA 13 runs on driver 580 and later (rule cuda13)."
+    ]
+    assert any("aws_ofi_nccl must be 1.7.3 or later and is 1.7.0" in each for each in says(HOST, at(HOST, aws_ofi_nccl="1.7.0")))
+    assert any("falls back to TCP without it (rule plugin-missing)" in each for each in says(HOST, {"nccl": {"version": "2.30.7"}}))
+    # What the host breaks by itself is a matter of its own stack.
+    bad = at(HOST, aws_ofi_nccl="1.7.0")
+    assert says(bad, bad) == []
+    with pytest.raises(AnsibleFilterError, match=r"The catalogue has no instance type p5\.48xlage"):
+        says(HOST, HOST, "p5.48xlage")

@@ -19,6 +19,7 @@ from ansible_collections.muster.fleet.plugins.module_utils.hardware.catalogue im
 
 FAIL_BELOW = 0.90
 WARN_BELOW = 0.95
+PUBLISHED_TYPE = "float"
 ASKED = "asked for"  # the source of a floor that the caller gave
 
 
@@ -52,14 +53,18 @@ def bounds(table: dict[str, Any], expect: dict[str, Any]) -> dict[str, Any]:
     found["ceiling"] = (nccl_expectation(name, nodes, collective, 0) or {}).get("ceiling")
     if own:
         return found
+    other = sorted({row["type"] for row in table["rows"]} - {PUBLISHED_TYPE})
     for size, below in zip(sizes, [*sizes[1:], None]):
         point = nccl_expectation(name, nodes, collective, size)
-        floor = round(point["reference"] * (expect.get("fail_below") or FAIL_BELOW), 2) if point["published"] else None
+        judges = point["published"] and not other
+        floor = round(point["reference"] * (expect.get("fail_below") or FAIL_BELOW), 2) if judges else None
         warn = round(point["reference"] * (expect.get("warn_below") or WARN_BELOW), 2)
         # The published figures are of the out-of-place half.
         found["floors"].append(
             {"min_size": size, "below": below, "placement": "out_of_place", "floor": floor, "warn": warn, "source": point["source"]}
         )
-    if not any(floor["floor"] for floor in found["floors"]):
+    if other:
+        found["remarks"].append("the published busbw is of %s, so no floor judges %s" % (PUBLISHED_TYPE, ", ".join(other)))
+    elif not any(floor["floor"] for floor in found["floors"]):
         found["remarks"].append("nobody published its busbw on %d %s, so no floor judges it" % (nodes, have["name"]))
     return found

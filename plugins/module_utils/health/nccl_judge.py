@@ -4,10 +4,12 @@
 
 """Judge the tables of nccl-tests: `judge(tables, expect)` gives the document `muster.nccl_results/1`:
 
-    {"schema", "verdict": "passed"|"failed"|"not_run", "reasons": [str], "remarks": [str], "failed_hosts": [str], "tables": [table]}
-    table: that of nccl_results.py + "verdict", "reasons", "remarks", "floors", "ceiling" (nccl_bounds.py)
+    {"schema", "verdict": "passed"|"failed"|"not_run", "reasons": [str], "remarks": [str], "failed_hosts": [str], "tables": [table],
+     "instance_type": str|None, "nodes": int|None}
+    table: that of nccl_results.py + "verdict", "reasons", "remarks", "floors", "ceiling" (nccl_bounds.py); each row + "reasons"
 
-A reason fails the run, a remark does not. failed_hosts: those whose processes reported a failure.
+A reason fails the run, a remark does not. The reasons of a row are those of its table that are about this row.
+failed_hosts: those whose processes reported a failure.
 When stand-ins of a rehearsal printed the output, the verdicts are not_run, "rehearsed" has what they would have been, and "stand_ins" names
 the stand-ins.
 
@@ -29,14 +31,15 @@ _ROUNDED = (*ONCE, "alltoallv", "hypercube")
 def judge(tables: list[dict[str, Any]], expect: Optional[dict[str, Any]] = None) -> dict[str, Any]:
     """Return the document with a verdict on each of TABLES.
 
-    EXPECT (all optional): collective, hosts [names], ranks, min_bytes, max_bytes, step_factor, and what nccl_bounds.py reads:
+    EXPECT (all optional): collective, datatype, hosts [names], ranks, min_bytes, max_bytes, step_factor, and what nccl_bounds.py reads:
     floors [{min_size, busbw (GB/s), placement?, collective?}], instance_type, nodes, fail_below, warn_below.
     """
     expect = expect or {}
     judged = []
     for table in tables:
         bound = bounds(table, expect)
-        bounded = {**table, "floors": bound["floors"], "ceiling": bound["ceiling"]}
+        rows = [{**row, "reasons": []} for row in table["rows"]]
+        bounded = {**table, "rows": rows, "floors": bound["floors"], "ceiling": bound["ceiling"]}
         reasons = [reason for check in _CHECKS for reason in check(bounded, expect)]
         remarks = bound["remarks"] + _nearly_slow(bounded)
         judged.append({**bounded, "verdict": "failed" if reasons else "passed", "reasons": reasons, "remarks": remarks})
@@ -48,7 +51,12 @@ def judge(tables: list[dict[str, Any]], expect: Optional[dict[str, Any]] = None)
         "remarks": _named(judged, "remarks"),
         "failed_hosts": list(dict.fromkeys(host for table in tables for host in table["failed_hosts"])),
         "tables": judged,
+        **_fleet(expect),
     }
+
+
+def _fleet(expect: dict[str, Any]) -> dict[str, Any]:
+    return {"instance_type": expect.get("instance_type"), "nodes": expect.get("nodes")}
 
 
 def rehearsed(document: dict[str, Any], stand_ins: list[str]) -> dict[str, Any]:
@@ -77,6 +85,7 @@ def refused(error: ResultsError, expect: Optional[dict[str, Any]] = None) -> dic
         "remarks": [],
         "failed_hosts": error.failed_hosts,
         "tables": [],
+        **_fleet(expect or {}),
     }
 
 
@@ -88,11 +97,21 @@ def _whole(table: dict[str, Any], expect: dict[str, Any]) -> list[str]:
         reasons.append("%s: name it by `collective`" % (known or "the output does not name its collective"))
     elif wanted and wanted != table["collective"]:
         reasons.append("the output is not of the collective %s" % wanted)
+    # nccl-tests measures float when it does not know a type.
+    strange = sorted({row["type"] for row in table["rows"]} - {expect.get("datatype")})
+    if expect.get("datatype") and strange:
+        reasons.append("the output is of %s, and %s was asked for" % (", ".join(strange), expect["datatype"]))
     if not table["concluded"]:
         reasons.append("the output is incomplete: it has no concluding line (`# Out of bounds values`), so the test did not end")
     for damaged in table["damaged"]:
         reasons.append("line %(line)d is damaged (%(reason)s): %(text)s" % damaged)
     return reasons
+
+
+def _of_row(row: dict[str, Any], text: str) -> str:
+    """Return TEXT, and keep it with the ROW that it is about."""
+    row["reasons"].append(text)
+    return text
 
 
 def _crossed(table: dict[str, Any], _expect: dict[str, Any]) -> list[str]:
@@ -118,7 +137,8 @@ def _correct(table: dict[str, Any], _expect: dict[str, Any]) -> list[str]:
     reasons = []
     for row in table["rows"]:
         if row["wrong"] and not _unchecked(table, row["placement"]):
-            reasons.append("%d wrong values at %s %s" % (row["wrong"], human_size(row["size"]), row["placement"].replace("_", "-")))
+            text = "%d wrong values at %s %s" % (row["wrong"], human_size(row["size"]), row["placement"].replace("_", "-"))
+            reasons.append(_of_row(row, text))
     if table["out_of_bounds"] and not reasons:
         reasons.append("%d values are out of bounds" % table["out_of_bounds"])
     sides = {side: [row for row in table["rows"] if row["placement"] == side] for side in ("out_of_place", "in_place")}
@@ -244,11 +264,11 @@ def _fast(table: dict[str, Any], _expect: dict[str, Any]) -> list[str]:
         for row in _judged_by(table, floor):
             if row["busbw"] < floor["floor"]:
                 source = "" if floor["source"] == ASKED else " (%s)" % floor["source"]
-                reasons.append("%s is below the floor of %g GB/s%s" % (_measured(row), floor["floor"], source))
+                reasons.append(_of_row(row, "%s is below the floor of %g GB/s%s" % (_measured(row), floor["floor"], source)))
     for row in table["rows"]:
         if table["ceiling"] and row["busbw"] > table["ceiling"]:
             text = "%s is above the ceiling of %g GB/s: the wires carry less, so the data did not cross them"
-            reasons.append(text % (_measured(row), table["ceiling"]))
+            reasons.append(_of_row(row, text % (_measured(row), table["ceiling"])))
     return reasons
 
 

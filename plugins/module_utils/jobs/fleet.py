@@ -15,6 +15,8 @@ from ansible_collections.muster.fleet.plugins.module_utils.hardware import catal
 from ansible_collections.muster.fleet.plugins.module_utils.jobs.document import KUBERNETES, JobError
 
 OPS = ["all_reduce", "all_gather", "reduce_scatter", "broadcast", "alltoall", "sendrecv"]
+GLOO_TYPES = ["int8", "int32", "int64", "half", "bfloat16", "float", "double"]
+NCCL_TYPES = [*GLOO_TYPES, "f8e4m3", "f8e5m2"]
 COLLECTIVES = {"ops": OPS, "min_bytes": 8, "max_bytes": "64M", "iterations": 5, "backend": "gloo", "procs_per_node": 1, "time_limit": 30}
 TRAINING = {
     "model": "tiny",
@@ -123,54 +125,81 @@ def placed(part, asked, kind, mpi):
     return {"kind": kind, "mpi": mpi, "partition": asked.get("partition") or part["partition"], "options": part["options"]}
 
 
+def combinations(part, want):
+    """The settings of each job that a user's matrix asks for, with `nodes`, `datatype` ("": none asked for) and the `end` of its name."""
+    have = len(part["hosts"])
+    counts, datatypes = want.get("node_counts") or [], want.get("datatypes") or []
+    for count in map(int, counts):
+        if not 1 <= count <= have:
+            message = "muster_collectives.node_counts has %d, and jobs may use %d nodes%s; give numbers from 1 to %d."
+            raise JobError(message % (count, have, " of " + part["type"] if part["type"] else "", have))
+    unknown = [name for name in datatypes if name not in (NCCL_TYPES if want["backend"] == "nccl" else GLOO_TYPES)]
+    if unknown:
+        message = "muster_collectives.datatypes has %s, which backend %s does not measure; take %s."
+        raise JobError(message % (unknown[0], want["backend"], ", ".join(GLOO_TYPES if want["backend"] == "gloo" else NCCL_TYPES)))
+    return [
+        {**want, "nodes": count, "datatype": datatype, "end": ("-%dn" % count if counts else "") + ("-" + datatype if datatype else "")}
+        for count in dict.fromkeys(map(int, counts or [have]))
+        for datatype in dict.fromkeys(datatypes or [""])
+    ]
+
+
 def collectives(fleet, asked, trainer, prefix, kind="slurm"):
-    """The jobs that measure the collectives: [{document, op, type, hosts, ranks, floors, real, skip}].
+    """The jobs that measure the collectives: [{document, op, type, datatype, hosts, ranks, floors, real, skip}].
 
     fleet: from parts(); asked: the user's muster_collectives; trainer: what of a document lets a rank find the trainer (venv or image,
     mounts, env); prefix: folder of nccl-tests; kind: the launcher.
     type: whose bandwidths the job must reach, "" without GPUs; skip: why nothing is measured, "" otherwise.
     """
+    return [
+        job
+        for part in fleet
+        for want in combinations(part, {**settings(part["have"])[0], **asked})
+        for job in _collectives(part, want, trainer, prefix, kind)
+    ]
+
+
+def _collectives(part, want, trainer, prefix, kind):
+    """The jobs of one combination."""
+    nodes, datatype, ranks = want["nodes"], want["datatype"], int(want["procs_per_node"])
+    base = {"nodes": nodes, "time_limit": int(want["time_limit"])}
+    judged = part["type"] if want["backend"] == "nccl" else ""
+    common = {"type": judged, "datatype": datatype or "float", "hosts": part["hosts"], "ranks": nodes * ranks, "real": None}
+    common["floors"] = want.get("floors") or []
+    common["skip"] = "one rank: nothing crossed a wire" if nodes * ranks == 1 else ""
+    sweep = ["-b", str(want["min_bytes"]), "-e", str(want["max_bytes"]), "-f", "2", "-n", str(want["iterations"])]
+    sweep += ["-d", datatype] if datatype else []
+    if want["backend"] == "gloo":
+        command = ["python", "-m", "trainer.collectives", "--ops", ",".join(want["ops"]), *sweep, "--backend", "gloo"]
+        document = {
+            **base,
+            "name": "collectives" + part["suffix"] + want["end"],
+            "procs_per_node": ranks,
+            **trainer,
+            "command": command,
+            "launcher": placed(part, want, kind, "pmix"),
+        }
+        return [{**common, "op": "", "document": document}]
+    # nccl-tests starts its ranks by MPI. Under Slurm it needs nothing of the trainer's.
+    launcher = placed(part, want, "mpijob" if kind in KUBERNETES else kind, "pmix")
+    found = {} if kind == "slurm" else trainer
     out = []
-    for part in fleet:
-        want = {**settings(part["have"])[0], **asked}
-        nodes = len(part["hosts"])
-        base = {"nodes": nodes, "time_limit": int(want["time_limit"])}
-        ranks = int(want["procs_per_node"])
-        judged = part["type"] if want["backend"] == "nccl" else ""
-        common = {"type": judged, "hosts": part["hosts"], "ranks": nodes * ranks, "floors": want.get("floors") or [], "real": None}
-        common["skip"] = "one rank: nothing crossed a wire" if nodes * ranks == 1 else ""
-        sweep = ["-b", str(want["min_bytes"]), "-e", str(want["max_bytes"]), "-f", "2", "-n", str(want["iterations"])]
-        if want["backend"] == "gloo":
-            command = ["python", "-m", "trainer.collectives", "--ops", ",".join(want["ops"]), *sweep, "--backend", "gloo"]
-            document = {
-                **base,
-                "name": "collectives" + part["suffix"],
-                "procs_per_node": ranks,
-                **trainer,
-                "command": command,
-                "launcher": placed(part, asked, kind, "pmix"),
-            }
-            out.append({**common, "op": "", "document": document})
-            continue
-        # nccl-tests starts its ranks by MPI. Under Slurm it needs nothing of the trainer's.
-        launcher = placed(part, asked, "mpijob" if kind in KUBERNETES else kind, "pmix")
-        found = {} if kind == "slurm" else trainer
-        for op in want["ops"]:
-            document = {
-                **base,
-                "name": "nccl%s-%s" % (part["suffix"], op),
-                "procs_per_node": ranks,
-                "gpus_per_node": ranks,
-                **found,
-                "command": ["%s/bin/%s_perf" % (prefix, op), *sweep, "-g", "1", "-c", "1"],
-                "launcher": launcher,
-            }
-            job = {**common, "op": op, "document": document}
-            if part["rehearsed"]:
-                # One process for all GPUs of a node, because each rank would need a CPU. The stand-in is on PATH.
-                short = {**document, "procs_per_node": 1, "command": ["%s_perf" % op, *sweep, "-g", str(ranks), "-c", "1"]}
-                job = {**job, "document": short, "real": document}
-            out.append(job)
+    for op in want["ops"]:
+        document = {
+            **base,
+            "name": "nccl%s-%s%s" % (part["suffix"], op, want["end"]),
+            "procs_per_node": ranks,
+            "gpus_per_node": ranks,
+            **found,
+            "command": ["%s/bin/%s_perf" % (prefix, op), *sweep, "-g", "1", "-c", "1"],
+            "launcher": launcher,
+        }
+        job = {**common, "op": op, "document": document}
+        if part["rehearsed"]:
+            # One process for all GPUs of a node, because each rank would need a CPU. The stand-in is on PATH.
+            short = {**document, "procs_per_node": 1, "command": ["%s_perf" % op, *sweep, "-g", str(ranks), "-c", "1"]}
+            job = {**job, "document": short, "real": document}
+        out.append(job)
     return out
 
 

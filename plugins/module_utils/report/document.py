@@ -5,8 +5,8 @@
 """Build the report of a run from its run folder alone.
 
 `build(folder)` gives `muster.report/1`, which docs/report.schema.json describes; `summary(report, folder)` gives its ten lines;
-`write_report(folder)` writes report.json and report.html. A run that was killed leaves an incomplete folder: everything readable
-is reported, and `notes` names the rest.
+`write_report(folder)` writes report.json and report.html, and the results for other programs (results.py). A run that was killed leaves an
+incomplete folder: everything readable is reported, and `notes` names the rest.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any, Iterable, Optional
 from ansible_collections.muster.fleet.plugins.module_utils.basics import version_key
 from ansible_collections.muster.fleet.plugins.module_utils.health.nccl_results import human_size
 from ansible_collections.muster.fleet.plugins.module_utils.node.check import has_failed
+from ansible_collections.muster.fleet.plugins.module_utils.report import results
 from ansible_collections.muster.fleet.plugins.module_utils.report.html import duration
 from ansible_collections.muster.fleet.plugins.module_utils.report.page import render_html
 from ansible_collections.muster.fleet.plugins.module_utils.report.run_record import named_hosts
@@ -167,8 +168,12 @@ def _failures(events: list[dict[str, Any]], hosts: dict[str, Any]) -> list[dict[
     return [last[host] for host in sorted(last)]
 
 
+def _nccl(folder: Path, job: str, notes: list[str]) -> dict[str, Any]:
+    return _document(folder, "jobs/%s/nccl.json" % job, notes)
+
+
 def _collectives(folder: Path, job: str, notes: list[str]) -> list[dict[str, Any]]:
-    document = _document(folder, "jobs/%s/nccl.json" % job, notes)
+    document = _nccl(folder, job, notes)
     found = []
     for table in document.get("tables") or []:
         rows = [{key: row[key] for key in ("size", "placement", "time_us", "algbw", "busbw", "wrong")} for row in table["rows"]]
@@ -339,9 +344,9 @@ def _plural(number: int, noun: str) -> str:
 
 
 def write_report(folder: Path) -> dict[str, Any]:
-    """Write report.json and report.html into FOLDER and return the report."""
+    """Write the report and the results into FOLDER and return the report."""
     report = build(folder)
-    write_files(folder, rendered(report))
+    write_files(folder, rendered(folder, report))
     return report
 
 
@@ -353,9 +358,11 @@ def write_files(folder: Path, files: dict[str, str]) -> None:
         os.replace(part, folder / name)
 
 
-def rendered(report: dict[str, Any]) -> dict[str, str]:
-    """Return the text of both files by name."""
+def rendered(folder: Path, report: dict[str, Any]) -> dict[str, str]:
+    """Return the texts of the files by name."""
     document = json.dumps(report, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     # Bytes that were not UTF-8 arrive as lone surrogates, which cannot be written.
-    texts = {"report.json": document, "report.html": render_html(report)}
+    found = {job: _nccl(folder, job, []) for job in (path.parent.name for path in (folder / "jobs").glob("*/nccl.json"))}
+    baseline = _document(folder, "baseline.json", []) if (folder / "baseline.json").is_file() else None
+    texts = {"report.json": document, "report.html": render_html(report), **results.files(report, found, baseline)}
     return {name: text.encode("utf-8", "replace").decode("utf-8") for name, text in texts.items()}
