@@ -5,7 +5,7 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: container_plan
-short_description: Which components a build installs over the base of a container image
+short_description: What is to be installed over the base of a container image
 version_added: 0.2.0
 author: The Muster developers (@muster-fleet)
 description:
