@@ -67,6 +67,7 @@ class Proofs:
         for scenario in sorted(root.glob("roles/*/molecule/default/molecule.yml")):
             self.all.setdefault(f"molecule-{scenario.parts[-4]}", scenario_proof(scenario.parts[-4]))
         self.records = {name: self._read(name) for name in self.all}
+        self.uncommitted: set[str] = set()  # files whose change made a proof due
         files = Files(root)
         self.states = {name: self._state(name, files) for name in self.all}
 
@@ -106,6 +107,7 @@ class Proofs:
         """The date of the last commit that changed a file."""
         git = ["git", "-C", str(self.root)]
         if subprocess.run([*git, "status", "--porcelain", "--", path], capture_output=True, check=False).stdout:
+            self.uncommitted.add(path)
             return "now (not committed)"
         log = subprocess.run([*git, "log", "-1", "--format=%cs", "--", path], capture_output=True, text=True, check=False)
         return log.stdout.strip() or "unknown"
@@ -204,6 +206,9 @@ def table(proofs: Proofs, write: bool) -> int:
     if write:
         page.parent.mkdir(exist_ok=True)
         page.write_text(before + begin + "\n".join(rows) + "\n" + end + after)
+        if proofs.uncommitted:
+            files = ", ".join(sorted(proofs.uncommitted))
+            print(f'docs/support.md now says "now (not committed)" of {files}; commit that, then run `make docs` again.', file=sys.stderr)
         return 0
     if [row.split(" | ")[:-1] for row in old.splitlines()] != [row.split(" | ")[:-1] for row in rows]:
         print("docs/support.md: the table of proofs is not current; run `make docs`")

@@ -52,7 +52,7 @@ class ActionModule(ActionBase):
     def _check_names_and_values(self, known, task_vars):
         """Return the number of Muster's variables and a sentence for each fault, over all hosts of the inventory."""
         hosts = defaultdict(list)  # variable -> hosts that have it
-        wrong = defaultdict(list)  # (variable, complaint about its value) -> hosts that have it
+        wrong = defaultdict(list)  # (variable, fault of its value) -> hosts that have it
         checked = {}
         hostvars = task_vars["hostvars"]
         own_name = task_vars["inventory_hostname"]
@@ -64,8 +64,8 @@ class ActionModule(ActionBase):
                 if role is None:
                     continue
                 hosts[name].append(host)
-                if name in known[role] and (complaint := self._complaint_once(checked, name, value, known[role][name])):
-                    wrong[name, complaint].append(host)
+                if name in known[role] and (fault := self._fault_once(checked, name, value, known[role][name])):
+                    wrong[name, fault].append(host)
 
         said = [sentence(name, hosts[name], len(all_hosts), what) for name, what in find_unknown(hosts, known).items()]
         return len(hosts), said + [sentence(name, on, len(all_hosts), what) for (name, what), on in sorted(wrong.items())]
@@ -82,17 +82,17 @@ class ActionModule(ActionBase):
                 names.add(name)
                 value = host_vars[name]
                 if self._templar.is_template(value):
-                    complaint = self._computed_complaint(name, options[name], {**task_vars, **host_vars})
+                    fault = self._computed_fault(name, options[name], {**task_vars, **host_vars})
                 else:
-                    complaint = self._complaint_once(checked, name, value, options[name])
-                if complaint:
-                    wrong[name, complaint].append(host)
+                    fault = self._fault_once(checked, name, value, options[name])
+                if fault:
+                    wrong[name, fault].append(host)
         return len(names), [sentence(name, on, len(roles_of), what) for (name, what), on in sorted(wrong.items())]
 
-    def _complaint_once(self, checked, name, value, option):
-        """Return the complaint about a value. Hosts of a group share values; `checked` keeps these alive, so that an identity stays one."""
+    def _fault_once(self, checked, name, value, option):
+        """Return the fault of a value. Hosts of a group share values; `checked` keeps these alive, so that an identity stays one."""
         if (name, id(value)) not in checked:
-            checked[name, id(value)] = value, self._complaint(name, value, option)
+            checked[name, id(value)] = value, self._fault(name, value, option)
         return checked[name, id(value)][1]
 
     def _read_specs(self, roles):
@@ -100,16 +100,16 @@ class ActionModule(ActionBase):
         files[FLEET] = COLLECTION / "playbooks/meta/argument_specs.yml"
         return {name: self._loader.load_from_file(str(path)) for name, path in files.items()}
 
-    def _computed_complaint(self, name, option, variables):
+    def _computed_fault(self, name, option, variables):
         """Return the fault of what a template gives, or "" when it has none or needs what is unknown so far."""
         try:
-            return self._complaint(name, Templar(loader=self._loader, variables=variables).template(variables[name]), option)
+            return self._fault(name, Templar(loader=self._loader, variables=variables).template(variables[name]), option)
         except (AnsibleUndefinedVariable, AnsibleValueOmittedError):
             return ""
         except AnsibleError as error:
             return "is secret and cannot be computed" if option.get("no_log") else f"cannot be computed: {str(error).rstrip('.')}"
 
-    def _complaint(self, name, value, option):
+    def _fault(self, name, value, option):
         """Return the fault of a value, or "" when it has none or is a template."""
         if self._templar.is_template(value):
             return ""

@@ -162,7 +162,7 @@ def main():
     mild = [record for record in records if blocks(record) and record["severity"] not in DRAINING]
     for record in mild:
         module.warn(sentence(record))
-    # What the settings allow, and what does not keep a node from training, is no matter of the verdict.
+    # Failures that the settings allow, or that do not stop a node from training, do not change the verdict.
     judged = [record for record in records if record["status"] != "passed" and record not in mild and not record["allowed"]]
     module.exit_json(changed=False, muster_checks=records, ansible_facts={"muster_checks_node_health_node": judged})
 

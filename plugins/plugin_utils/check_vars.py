@@ -80,7 +80,7 @@ def other_shape(value: Any, option: Mapping[str, Any], part: str = "it") -> str:
     return ""
 
 
-def sentence(name: str, hosts: list[str], all_hosts: int, complaint: str) -> str:
+def sentence(name: str, hosts: list[str], all_hosts: int, fault: str) -> str:
     """A sentence about a variable's fault and its hosts, with the names of at most three hosts."""
     where = ", ".join(hosts[:3]) + (f" and {len(hosts) - 3} more" if len(hosts) > 3 else "")
-    return f"Variable {name} ({'all hosts' if len(hosts) == all_hosts else where}) {complaint}."
+    return f"Variable {name} ({'all hosts' if len(hosts) == all_hosts else where}) {fault}."

@@ -105,8 +105,8 @@ def test_wrong_type_in_every_role(refuse: Refuse) -> None:
     said = refuse(*PLAYBOOK, *extra(**given), whole=True)
     for name, option in first:
         kind = option["type"]
-        complaint = f"is refused: it must be {shapes[kind]}" if kind in shapes else f"must be of type {kind}"
-        assert f"Variable {name} (all hosts) {complaint}." in said
+        fault = f"is refused: it must be {shapes[kind]}" if kind in shapes else f"must be of type {kind}"
+        assert f"Variable {name} (all hosts) {fault}." in said
 
 
 @pytest.mark.parametrize(

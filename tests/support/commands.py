@@ -93,6 +93,13 @@ def trainer_commands() -> list[str]:
 
 
 @functools.cache
+def subcommands(module: str) -> list[str]:
+    """The commands that a program's parser lists in its usage."""
+    listed = re.search(r"\{([a-z,-]+)\}", module_help(module))
+    return trainer_commands() if module == "trainer" else listed[1].split(",") if listed else []
+
+
+@functools.cache
 def documented() -> dict[str, dict[str, Any]]:
     """ansible-doc's answer: type of plugin → name → its documentation."""
     dump = json.loads(run(BIN / "ansible-doc", "--metadata-dump", "--no-fail-on-errors", "muster.fleet"))["all"]
@@ -192,7 +199,7 @@ def python_module(command: str) -> Iterator[str]:
         yield from (f"torchrun has no flag {flag}" for flag in sorted(flags_in(before) - TORCHRUN))
     module, *words = after.split() or [""]
     module = module.strip(".,;:)")
-    if module.split(".")[0] not in ("trainer", "tests", "localcloud", "tools"):
+    if module.split(".")[0] not in ("trainer", "tests", "localcloud", "localkube", "tools"):
         return
     folder = ROOT / module.replace(".", "/")
     file = folder / "__main__.py" if folder.is_dir() else folder.with_suffix(".py")
@@ -200,11 +207,18 @@ def python_module(command: str) -> Iterator[str]:
         yield f"python -m {module} does not exist"
         return
     sub = []
-    if module == "trainer" and words and re.fullmatch(r"[a-z][a-z-]*", words[0]):
-        if words[0] not in trainer_commands():
-            yield f"python -m trainer has no command {words[0]}"
+    if module in ("trainer", "localkube") and words and re.fullmatch(r"[a-z][a-z-]*", words[0]):
+        if words[0] not in subcommands(module):
+            yield f"python -m {module} has no command {words[0]}"
             return
         sub = words[:1]
+    if sub and module == "localkube":
+        usage = module_help(module, *sub)
+        given = words[1:]
+        if " ... " in usage.replace("\n", " "):  # words of another program follow the name
+            given = given[: next((place for place, word in enumerate(given) if not word.startswith("-")), len(given))]
+        yield from (f"python -m {module} {sub[0]} has no flag {flag}" for flag in sorted(flags_in(" ".join(given)) - flags_in(usage)))
+        return
     yield from program_flags(
         " ".join(words[len(sub) :]).partition("-- ")[0], file, lambda: module_help(module, *sub), f"python -m {' '.join([module, *sub])}"
     )

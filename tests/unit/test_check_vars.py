@@ -61,7 +61,7 @@ USERS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(
-    ("value", "complaint"),
+    ("value", "fault"),
     [
         ([{"name": "a", "groups": ["b"]}], ""),
         (None, ""),
@@ -76,8 +76,8 @@ USERS: dict[str, Any] = {
         ([{"name": 1, "groups": [{}]}], "each item of groups must be text"),
     ],
 )
-def test_text_is_no_list_and_no_mapping(value: Any, complaint: str) -> None:
-    assert other_shape(value, USERS) == complaint
+def test_text_is_no_list_and_no_mapping(value: Any, fault: str) -> None:
+    assert other_shape(value, USERS) == fault
 
 
 def test_sentence_names_three_hosts() -> None:

@@ -21,7 +21,10 @@ PAGES = (
     *("README.md", "CONTRIBUTING.md", "docs/*.md", "docs/walkthroughs/*.md"),
     *("roles/*/README.md", "trainer/README.md", "trainer/labs/*.md", "tests/README.md"),
 )
-CODE = ("plugins", "roles", "playbooks", "trainer", "localcloud", "tools", "packer", "tests/bench", "tests/proof", "inventory", "site.yml")
+CODE = (
+    *("plugins", "roles", "playbooks", "trainer", "localcloud", "localkube", "recipes", "kubernetes", "tools", "packer"),
+    *("tests/bench", "tests/proof", "inventory", "site.yml"),
+)
 
 
 def pages() -> list[Path]:
@@ -29,27 +32,35 @@ def pages() -> list[Path]:
 
 
 FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.S | re.M)
+# A block that four spaces indent begins after an empty line. Markdown gives it no language.
+INDENTED = re.compile(r"(?:\A|^[ \t]*\n)((?:^ {4,}\S.*(?:\n|\Z)|^[ \t]+\n)+)", re.M)
+PLAIN_COMMAND = re.compile(r"\s*\$? ?(?:sudo )?(?:\S*/)?(ansible|make|packer|python|torchrun)")
+
+
+def code_blocks(text: str, language: str) -> Iterator[str]:
+    """The code blocks of a page; those without a language that begin with a command count as sh."""
+    for indent, kind, code in FENCE.findall(text):
+        if kind == language or (language == "sh" and not kind and PLAIN_COMMAND.match(code)):
+            yield re.sub(rf"^{indent}", "", code, flags=re.M)
+    if language == "sh":
+        yield from (re.sub(r"^ {4}", "", code, flags=re.M) for code in INDENTED.findall(FENCE.sub("", text)) if PLAIN_COMMAND.match(code))
 
 
 def blocks(language: str) -> Iterator[tuple[Path, str]]:
     for page in pages():
-        for indent, kind, text in FENCE.findall(page.read_text()):
-            plain_command = not kind and re.match(r"\s*\$? ?(ansible|make|packer|python|torchrun)", text)
-            if kind == language or (language == "sh" and plain_command):
-                yield page, re.sub(rf"^{indent}", "", text, flags=re.M)
+        yield from ((page, block) for block in code_blocks(page.read_text(), language))
 
 
-def shell_lines() -> Iterator[tuple[Path, str, tuple[str, ...]]]:
-    """Each command of each shell block, with the functions that its block defines."""
-    for page, block in blocks("sh"):
-        defined = tuple(re.findall(r"^(\w+)\(\)", block, re.M))
-        text = re.sub(r"<<(\w+)\n.*?^\1$", "", block, flags=re.S | re.M).replace("\\\n", " ")
-        # A block that also shows output marks its commands by "$ ".
-        only_marked = re.search(r"^\s*\$ ", text, re.M)
-        for line in text.splitlines():
-            skipped = not line.strip() or line.startswith(("#", *(f"{name}()" for name in defined)))
-            if not skipped and (not only_marked or line.lstrip().startswith("$ ")):
-                yield page, re.sub(r"^\w+=\$\((.*)\)$", r"\1", line), defined
+def commands_of(block: str) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Each command of a shell block, with the functions that the block defines."""
+    defined = tuple(re.findall(r"^(\w+)\(\)", block, re.M))
+    text = re.sub(r"<<(\w+)\n.*?^\1$", "", block, flags=re.S | re.M).replace("\\\n", " ")
+    # A block that also shows output marks its commands by "$ ".
+    only_marked = re.search(r"^\s*\$ ", text, re.M)
+    for line in text.splitlines():
+        skipped = not line.strip() or line.startswith(("#", *(f"{name}()" for name in defined)))
+        if not skipped and (not only_marked or line.lstrip().startswith("$ ")):
+            yield re.sub(r"^\w+=\$\((.*)\)$", r"\1", line), defined
 
 
 def inline() -> Iterator[tuple[Path, str]]:
@@ -72,7 +83,7 @@ def sentences(path: Path) -> Iterator[str]:
 
 def code_files() -> list[Path]:
     found = [path for name in CODE for path in ([ROOT / name] if (ROOT / name).is_file() else sorted((ROOT / name).rglob("*")))]
-    return [path for path in found if path.suffix in (".py", ".yml", ".j2", ".hcl") and path.is_file()]
+    return [path for path in found if path.suffix in (".py", ".yml", ".yaml", ".j2", ".hcl") and path.is_file()]
 
 
 # A command in the middle of a sentence: after a word that only a command follows, or in backquotes.
@@ -83,7 +94,7 @@ SAID = re.compile(
 )
 PLAYBOOK = re.compile(r"((?:\.venv/bin/)?ansible-playbook [^`\n;]*)")
 REMEDY = re.compile(r"remedy: .*?\bRun ((?!the\b|it\b|what\b|this\b|one\b)[a-z][\w-]* [^;.`]*)")
-MODULE = re.compile(r"(?:python3? -m |-m[\"', ]+)((?:trainer|tests|localcloud|tools)\b[\w.]*(?:[\"', ]+[\w.-]+)*)")
+MODULE = re.compile(r"(?:python3? -m |-m[\"', ]+)((?:trainer|tests|localcloud|localkube|tools)\b[\w.]*(?:[\"', ]+[\w.-]+)*)")
 FILES = re.compile(r"(?<![\w/{}.~*\"-])((?:playbooks|tools|tests|packer|stacks|catalogue|docs)/[\w/.-]+\.(?:yml|py|sh|md|hcl|json|txt))\b")
 
 
@@ -106,7 +117,34 @@ def report(checked: list[tuple[Path, str, list[str]]], least: int) -> None:
 
 
 def test_shell_blocks_of_the_docs() -> None:
-    report([(page, line, faults(line, page, functions)) for page, line, functions in shell_lines()], 35)
+    found = [(page, *command) for page, block in blocks("sh") for command in commands_of(block)]
+    report([(page, line, faults(line, page, functions)) for page, line, functions in found], 35)
+
+
+def test_commands_in_every_kind_of_block_are_seen() -> None:
+    page = """\
+Text before it:
+
+    ansible-playbook sites.yml --dryrun
+    make sites
+
+- an item
+    with a second line, which is no code
+
+```sh
+python -m localkube upp --nodez
+```
+   ```
+   .venv/bin/python -m localkube down NAME --nodes 2
+   ```
+"""
+    found = [(line, faults(line)) for block in code_blocks(page, "sh") for line, _ in commands_of(block)]
+    assert sorted(found) == [
+        (".venv/bin/python -m localkube down NAME --nodes 2", ["python -m localkube down has no flag --nodes"]),
+        ("ansible-playbook sites.yml --dryrun", ["ansible-playbook has no flag --dryrun", "there is no playbook playbooks/sites.yml"]),
+        ("make sites", ["the Makefile has no target sites"]),
+        ("python -m localkube upp --nodez", ["python -m localkube has no command upp"]),
+    ]
 
 
 def test_commands_inside_the_text_of_the_docs() -> None:
@@ -145,7 +183,16 @@ def test_commands_of_the_code() -> None:
     found = list(told())
     report([(path, text, check(text)) for path, text in found], 120)
     of_folder = Counter(path.relative_to(ROOT).parts[0] for path, _ in found)
-    for folder, least in {"plugins": 15, "roles": 5, "playbooks": 15, "trainer": 15, "localcloud": 4, "tools": 8, "packer": 4}.items():
+    for folder, least in {
+        "plugins": 15,
+        "roles": 5,
+        "playbooks": 15,
+        "trainer": 15,
+        "localcloud": 4,
+        "localkube": 2,
+        "tools": 8,
+        "packer": 4,
+    }.items():
         assert of_folder[folder] >= least, f"only {of_folder[folder]} were found in {folder}"
 
 
@@ -220,6 +267,10 @@ def test_names_and_yaml_of_the_docs() -> None:
         ("python -m trainer learn", "python -m trainer has no command learn"),
         ("torchrun --nproc-per-node 2 -m trainer train --modle tiny", "python -m trainer train has no flag --modle"),
         ("python -m localcloud --prot 80", "python -m localcloud has no flag --prot"),
+        ("python -m localkube upp --nodez", "python -m localkube has no command upp"),
+        ("python -m localkube up NAME --nodez 2", "python -m localkube up has no flag --nodez"),
+        ("python -m localkube kubectl NAME get nodes -o wide", ""),
+        ("python -m localkube kubectl --nodes 2 NAME get nodes", "python -m localkube kubectl has no flag --nodes"),
         ("tools/catalogue.py --apis x", "tools/catalogue.py has no flag --apis"),
         ("python tools/nothing.py", "there is no tools/nothing.py"),
         ("packer build -var regoin=x packer", "packer has no variable regoin"),
@@ -231,4 +282,4 @@ def test_names_and_yaml_of_the_docs() -> None:
     ],
 )
 def test_a_wrong_command_is_found(command: str, fault: str) -> None:
-    assert faults(command) == [fault]
+    assert faults(command) == ([fault] if fault else [])

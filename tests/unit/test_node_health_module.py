@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from ansible_collections.muster.fleet.plugins.module_utils.health import program, settings
+from ansible_collections.muster.fleet.plugins.module_utils.node import manifest
 from ansible_collections.muster.fleet.plugins.module_utils.node.check import failing
 from ansible_collections.muster.fleet.plugins.modules import node_health
 
@@ -26,6 +27,7 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.setattr(module, "PATH", str(tmp_path / "health.json"))
     monkeypatch.setattr(program.the_node, "__defaults__", (str(tmp_path / "health.json"), None))
     monkeypatch.setattr(program, "STATE", str(tmp_path / "state"))
+    monkeypatch.setattr(manifest, "PATH", str(tmp_path / "manifest.json"))  # this machine may have one
     monkeypatch.setattr(sys.modules[node_health.run_checks.__module__].time, "sleep", lambda _seconds: None)
     return tmp_path
 

@@ -64,7 +64,7 @@ def test_table_is_written_once_and_checked(checkout: Path, capsys: pytest.Captur
 
 
 @pytest.mark.parametrize(
-    ("defaults", "complaint"),
+    ("defaults", "fault"),
     [
         (
             "efa_users: [{name: b}]",
@@ -75,10 +75,10 @@ def test_table_is_written_once_and_checked(checkout: Path, capsys: pytest.Captur
         ("{efa_users: [{name: a}], efa_old: 1}", "roles/efa: efa_old stands in defaults/main.yml and not in meta/argument_specs.yml"),
     ],
 )
-def test_disagreements_are_named(checkout: Path, capsys: pytest.CaptureFixture[str], defaults: str, complaint: str) -> None:
+def test_disagreements_are_named(checkout: Path, capsys: pytest.CaptureFixture[str], defaults: str, fault: str) -> None:
     (checkout / "roles/efa/defaults/main.yml").write_text(defaults)
     assert role_readmes.main([], checkout) == 1
-    assert complaint in capsys.readouterr().out
+    assert fault in capsys.readouterr().out
 
 
 def test_entry_points_share_one_block(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -189,7 +189,7 @@ def run(given, out, err):
 
 
 def keep(path, text, err):
-    """Write a file. A full disk is no fault that drains the node; its own check says so."""
+    """Write a file. A full disk must not drain the node; the disk check reports it."""
     try:
         if os.path.exists(path) and not os.path.isfile(path):
             # A device such as /dev/null, or a pipe, must stay what it is.

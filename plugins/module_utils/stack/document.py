@@ -313,8 +313,8 @@ def mirrored(url, mirror):
     """The same download in a mirror or folder, laid out as HOST/PATH below it; `url` itself without one."""
     if not mirror:
         return url
-    place = "%s/%s" % (mirror.rstrip("/"), re.sub(r"^[a-z]+://", "", url).split("?", 1)[0])
-    return "file://" + place if place.startswith("/") else place
+    path = "%s/%s" % (mirror.rstrip("/"), re.sub(r"^[a-z]+://", "", url).split("?", 1)[0])
+    return "file://" + path if path.startswith("/") else path
 
 
 def downloads(stack, systems=(), architectures=()):
