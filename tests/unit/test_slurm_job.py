@@ -259,3 +259,9 @@ def test_a_wait_returns_the_stored_result_of_a_job_that_is_over(tmp_path):
     assert bring(tmp_path, controller, state="awaited")[1]["state"] == "COMPLETED"
     assert bring(tmp_path, controller, state="queried")[1]["stored"] is True
     assert controller.count("sbatch") == 1
+
+
+def test_an_output_that_utf_8_cannot_express_is_kept(tmp_path):
+    store = jobs.Store(str(tmp_path / "job"))
+    store.prepare({"output.txt": "loss \udcff\n"})
+    assert store.read("output.txt") == "loss ?\n"

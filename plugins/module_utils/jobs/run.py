@@ -159,7 +159,8 @@ class Store:
         os.chown(self.folder, self.uid, self.gid)
         for name, text in files.items():
             handle, temporary = tempfile.mkstemp(dir=self.folder, prefix=".new-")
-            with open(handle, "w", encoding="utf-8") as file:
+            # An output may hold what UTF-8 cannot express.
+            with open(handle, "w", encoding="utf-8", errors="replace") as file:
                 file.write(text)
                 os.fchown(handle, self.uid, self.gid)
                 os.fchmod(handle, 0o640)  # env may hold values that other users must not see
