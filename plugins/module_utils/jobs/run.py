@@ -186,16 +186,39 @@ class Store:
         return "\n".join(self.read("output.txt", TAIL_BYTES).splitlines()[-20:])
 
     @contextlib.contextmanager
-    def locked(self):
-        """Keep a second run from submitting the same job meanwhile, except on a file system without locks."""
-        os.makedirs(self.folder, mode=0o755, exist_ok=True)
-        handle = os.open(os.path.join(self.folder, ".lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-        try:
-            with contextlib.suppress(OSError):
-                fcntl.flock(handle, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(handle)
+    def locked(self, wait):
+        """Keep a second run from submitting the same job meanwhile, except on a file system without locks.
+
+        wait(): what to do while another process has the lock. It raises an error once that takes too long.
+        """
+        path = os.path.join(self.folder, ".lock")
+        while True:
+            os.makedirs(self.folder, mode=0o755, exist_ok=True)
+            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+            try:
+                if _lock(handle) and _is_at(handle, path):
+                    yield
+                    return
+            finally:
+                os.close(handle)
+            wait()
+
+
+def _lock(handle):
+    """Lock an open file; False when another process has the lock."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno not in (errno.EWOULDBLOCK, errno.EACCES)
+    return True
+
+
+def _is_at(handle, path):
+    """Whether an open file is still the one at its path; the run that had the lock may have removed it, or the job's user replaced it."""
+    try:
+        return os.path.samestat(os.fstat(handle), os.lstat(path))
+    except FileNotFoundError:
+        return False
 
 
 class Service:
@@ -259,6 +282,17 @@ class Service:
             )
         self.sleep(self.poll)
 
+    def locked(self):
+        """The store's lock, for which this waits until the deadline."""
+
+        def wait():
+            if self.clock() >= self.deadline:
+                message = "Job %s cannot be looked at: another process has held the lock %s for %d s; let it end, or end it."
+                raise RunError(message % (self.name, os.path.join(self.store.folder, ".lock"), self.timeout), "end the other process")
+            self.sleep(min(self.poll, 1))
+
+        return self.store.locked(wait)
+
     def wait(self, job_id):
         """The record of the job once it is over. A job that cannot start is cancelled, and its reason raised as RunError."""
         unavailable_since = None
@@ -305,7 +339,7 @@ def bring(service, *, state, files, options=(), rerun=False, retry=False, check_
 
     new = not check_mode and not os.path.isdir(store.folder)
     unlocked = check_mode or (new and state not in ("finished", "submitted"))
-    lock = contextlib.nullcontext() if unlocked else store.locked()
+    lock = contextlib.nullcontext() if unlocked else service.locked()
     with lock:
         live, kept = service.live(), store.stored()
         if kept and not live and kept["state"] not in FINAL_STATES and not check_mode:
