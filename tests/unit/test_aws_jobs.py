@@ -104,7 +104,7 @@ def test_what_batch_cannot_run_is_refused_by_one_sentence(call, queue: Any, tmp_
     answer = call(batch_job, **{"job": HELLO, "target": BATCH, "store": str(tmp_path / "store"), "poll": 0, **change})
     assert answer["failed"] and sentence in answer["msg"], answer
     assert "\n" not in answer["msg"]
-    assert not list(tmp_path.rglob("*.json"))
+    assert not list((tmp_path / "store").glob("*"))
     assert queue.describe_job_definitions()["jobDefinitions"] == []
 
 

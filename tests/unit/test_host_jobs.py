@@ -237,3 +237,24 @@ def test_a_folder_on_the_hosts_is_an_absolute_path(call, tmp_path: Path) -> None
     target = {"hosts": [{"name": "a", "address": "a", "ssh": ["ssh", "a"]}], "folder": "jobs"}
     answer = call(torchrun_job, job={**JOB, "nodes": 1}, target=target, store=str(tmp_path))
     assert answer["msg"] == "muster_target.folder must be the absolute path of a folder on the hosts, not jobs."
+
+
+def test_a_secret_that_the_user_cannot_read_is_named_before_anything_is_written(run, fleet: Path, tmp_path: Path) -> None:
+    (fleet.parent / "bin/runuser").write_text('#!/bin/bash\n[ "$1 $2 $3" = "-u muster --" ] || exit 9\nshift 3\n"$@"\n')
+    (fleet.parent / "bin/runuser").chmod(0o755)
+    secret = tmp_path / "token"
+    job = {**JOB, "secrets": {"TOKEN": {"from": "file", "path": str(secret)}}}
+    answer = run(job=job)
+    assert answer["msg"] == (
+        f"Host node-1 cannot run job hello: user muster cannot read {secret}, the file of the secret TOKEN; mend it or leave it out."
+    )
+    assert not list(fleet.glob("*/jobs")) and not Path(answer["folder"]).exists()
+    secret.write_text("value")
+    assert run(job=job)["result"]["state"] == "COMPLETED"
+
+
+def test_a_job_that_no_host_can_look_for_leaves_no_folder(run, fleet: Path) -> None:
+    for name in ("node-1", "node-2"):
+        (fleet / name).rename(fleet / f"{name} is gone")
+    answer = run()
+    assert "does not answer" in answer["msg"] and not Path(answer["folder"]).exists()

@@ -238,7 +238,7 @@ def test_what_the_cluster_does_not_take_is_one_sentence_and_leaves_nothing(tmp_p
     with pytest.raises(jobs.RunError, match=re.escape(sentence)) as error:
         bring(server, tmp_path)
     assert "\n" not in str(error.value)
-    assert not (tmp_path / "job/job.json").exists()
+    assert not (tmp_path / "job").exists()
     assert server.count("DELETE") == 0
 
 

@@ -308,3 +308,23 @@ def test_a_lock_that_was_removed_or_replaced_keeps_no_second_run_away(tmp_path, 
         with store.locked(wait), open(path) as second, pytest.raises(BlockingIOError):
             fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
     assert tries == [1]
+
+
+def test_a_look_that_fails_leaves_no_folder_and_takes_none_of_another_run(tmp_path):
+    refused = [(1, "", "slurm_load_jobs error: Access/permission denied")]
+    with pytest.raises(jobs.RunError, match="squeue failed"):
+        bring(tmp_path, Controller(squeue=refused))
+    assert not (tmp_path / "job").exists()
+
+    real = jobs.Store.locked
+
+    def locked(store, wait):
+        (tmp_path / "job").mkdir()
+        (tmp_path / "job/job.sbatch").write_text("of the other run")
+        return real(store, wait)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jobs.Store, "locked", locked)
+        with pytest.raises(jobs.RunError, match="squeue failed"):
+            bring(tmp_path, Controller(squeue=refused))
+    assert (tmp_path / "job/job.sbatch").read_text() == "of the other run"

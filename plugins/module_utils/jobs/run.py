@@ -341,13 +341,15 @@ def bring(service, *, state, files, options=(), rerun=False, retry=False, check_
     unlocked = check_mode or (new and state not in ("finished", "submitted"))
     lock = contextlib.nullcontext() if unlocked else service.locked()
     with lock:
-        live, kept = service.live(), store.stored()
-        if kept and not live and kept["state"] not in FINAL_STATES and not check_mode:
-            kept = end(kept["job_id"])  # it ended while nobody watched
-        action = decide(state, kept, live, rerun, retry)
-        if action == "submit":
-            submitting = False
-            try:
+        # Another run that had the lock meanwhile may have submitted the job.
+        new = new and not unlocked and os.listdir(store.folder) == [".lock"]
+        submitting = False
+        try:
+            live, kept = service.live(), store.stored()
+            if kept and not live and kept["state"] not in FINAL_STATES and not check_mode:
+                kept = end(kept["job_id"])  # it ended while nobody watched
+            action = decide(state, kept, live, rerun, retry)
+            if action == "submit":
                 check()
                 if check_mode:
                     return True, None, files
@@ -355,11 +357,12 @@ def bring(service, *, state, files, options=(), rerun=False, retry=False, check_
                 store.prepare(files)
                 submitting = True
                 live = service.submit(options)
-            except Exception as error:
-                # A submission without an answer may have given a job, which needs its folder.
-                if new and (not submitting or isinstance(error, Refused)):
-                    store.remove(files)
-                raise
+        except Exception as error:
+            # A submission without an answer may have given a job, which needs its folder.
+            if new and (not submitting or isinstance(error, Refused)):
+                store.remove(files)
+            raise
+        if action == "submit":
             found = say(_submitted(live))
             store.prepare({"result.json": json.dumps(found, indent=1) + "\n"})
             if state == "submitted":

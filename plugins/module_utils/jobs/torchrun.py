@@ -37,7 +37,7 @@ def folder_of(target, name):
 
 
 def render(document, identity, target):
-    """[{host, script, start}] for each node of the job: what the host's bash reads, and the command that starts it.
+    """[{host, script, start, secrets}] for each node of the job: what the host's bash reads, the command that starts it, {secret: file}.
 
     Raises JobError for what plain hosts cannot do.
     """
@@ -58,6 +58,7 @@ def render(document, identity, target):
         environment.setdefault("CUDA_VISIBLE_DEVICES", ",".join(str(number) for number in range(gpus)))
     exports = ["export %s=%s" % (variable, shlex.quote(value)) for variable, value in sorted(environment.items())]
     secrets = start.secrets_of(document, target)
+    files = {name: reference["path"] for name, reference in secrets.items() if reference["from"] == "file"}
     out = []
     for number, host in enumerate(hosts[: document["nodes"]]):
         meeting = [
@@ -68,7 +69,8 @@ def render(document, identity, target):
         ]
         words = " ".join(shlex.quote(word) for word in document["command"])
         script = "#!/bin/bash\nset -- %s\n%s" % (words, start.node_script(document, secrets, meeting, [NODE_ENVIRONMENT, *exports]))
-        out.append({"host": host["name"], "script": script, "start": unit_command(document, identity, target, folder)})
+        command = unit_command(document, identity, target, folder)
+        out.append({"host": host["name"], "script": script, "start": command, "secrets": files})
     return out
 
 
@@ -231,7 +233,12 @@ class Hosts(jobs.Service):
     def submit(self, options):
         """Write the scripts, then start the units; all hosts or none."""
         for each in self.nodes:
-            rc, _out, err = self.on(each["host"], "command -v systemd-run >/dev/null || { echo it has no systemd >&2; exit 1; }")
+            look = ["command -v systemd-run >/dev/null || { echo it has no systemd >&2; exit 1; }"]
+            for name, path in each["secrets"].items():
+                lost = "user %s cannot read %s, the file of the secret %s" % (self.user, path, name)
+                words = shlex.quote(self.user), shlex.quote(path), shlex.quote(lost)
+                look.append("runuser -u %s -- test -r %s || { echo %s >&2; exit 1; }" % words)
+            rc, _out, err = self.on(each["host"], "\n".join(look))
             if rc:
                 raise jobs.Refused("Host %s cannot run job %s: %s; mend it or leave it out." % (each["host"], self.name, last_line(err)))
         for each in self.nodes:
