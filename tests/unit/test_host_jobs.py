@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from ansible_collections.muster.fleet.plugins.module_utils.jobs import run as jobs
 from ansible_collections.muster.fleet.plugins.module_utils.jobs import torchrun
 from ansible_collections.muster.fleet.plugins.modules import torchrun_job
 
@@ -206,11 +207,11 @@ def test_a_folder_that_others_can_change_is_refused(as_nobody, spoil, why: str) 
 
 
 def test_an_output_is_fetched_in_part_and_need_not_be_utf_8(run, fleet: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torchrun, "OUTPUT_BYTES", 40)
+    monkeypatch.setattr(jobs, "OUTPUT_BYTES", 40)
     torchrun_program = fleet.parent / "bin/torchrun"
     torchrun_program.write_text("#!/bin/bash\nprintf 'begin \\377\\n'; printf '%060d' 0; printf ' end'\n")
     text = (Path(run()["folder"]) / "output.txt").read_text()
-    assert text == f"begin \ufffd\n00\nmuster: 32 bytes of the output are left out here\n{'0' * 26} end"
+    assert text == f"begin \ufffd\n00\nmuster: the middle of the output is left out here (32 bytes)\n{'0' * 26} end"
 
 
 def test_an_end_that_the_user_wrote_is_read_as_a_failure(run, fleet: Path) -> None:

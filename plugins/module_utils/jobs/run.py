@@ -24,6 +24,9 @@ from ansible_collections.muster.fleet.plugins.module_utils.slurm import text as 
 
 SCHEMA = "muster.job_result/1"
 TAIL_BYTES = 2000
+# Of a longer output the begin and the end are kept; no job may fill the memory or the disk of the host that fetches its output.
+OUTPUT_BYTES = 64 << 20
+LEFT_OUT = "muster: the middle of the output is left out here"
 # Every launcher uses Slurm's words for states; these end a job.
 FINAL_STATES = slurm.FINAL_STATES
 REMEDIES = {

@@ -98,8 +98,6 @@ ACTIVE = ("active", "activating", "deactivating", "reloading")
 RESULTS = {"success": "COMPLETED", "timeout": "TIMEOUT", "oom-kill": "OUT_OF_MEMORY"}
 # Seconds that a host may take to answer; TimeoutStopSec and the transfer of an output take longer.
 ANSWER_SECONDS, LONG_SECONDS = 60, 300
-# Of a longer output the first quarter and the last three quarters of so many bytes are fetched.
-OUTPUT_BYTES = 64 << 20
 # Ends the shell unless only root can change where a path leads. It refuses links, because the owner of a link may replace it.
 TRUSTED = """\
 trusted() {
@@ -148,7 +146,7 @@ if [ "$size" -le %(most)d ]; then
   head -c %(most)d output.txt
 else
   head -c $((%(most)d / 4)) output.txt
-  printf '\\nmuster: %%d bytes of the output are left out here\\n' $((size - %(most)d))
+  printf '\\n%(left_out)s (%%d bytes)\\n' $((size - %(most)d))
   tail -c $((%(most)d / 4 * 3)) output.txt | head -c $((%(most)d / 4 * 3))
 fi"""
 
@@ -203,7 +201,7 @@ class Hosts(jobs.Service):
         self.hosts = {each["name"]: each for each in target["hosts"]}
         folder = folder_of(target, unit[len("muster-job-") : -len(".service")])
         quoted = {"folder": folder, "kept": folder + ".unit", "user": self.user, "unit": unit}
-        self.values = {**{key: shlex.quote(value) for key, value in quoted.items()}, "most": OUTPUT_BYTES}
+        self.values = {**{key: shlex.quote(value) for key, value in quoted.items()}, "most": jobs.OUTPUT_BYTES, "left_out": jobs.LEFT_OUT}
 
     def on(self, host, script, text="", seconds=ANSWER_SECONDS):
         """(rc, stdout, stderr) of a script on a host, as root."""
