@@ -13,6 +13,8 @@ author:
   - The Muster developers (@muster-fleet)
 description:
   - Starts a pod that mounts the claim read-only and prints one text file, writes it on this host, and removes the pod.
+  - The pod has no token of a service account, follows no link out of the claim and opens nothing but a regular file.
+  - Of a file that is longer than O(most) it copies the first quarter and the last three quarters of O(most), cut at line ends.
   - Uses the context that O(context) names and no other.
 attributes:
   check_mode:
@@ -38,7 +40,7 @@ options:
     type: str
     required: true
   image:
-    description: An image with C(cat).
+    description: An image with a shell and the programs C(head), C(readlink), C(sed), C(tail) and C(wc).
     type: str
     required: true
   src:
@@ -49,6 +51,11 @@ options:
     description: The file on this host.
     type: path
     required: true
+  most:
+    description: Bytes that are copied at most. A kubelet keeps the last 10 MiB of a pod's log, if nobody changed that.
+    type: int
+    default: 4194304
+    version_added: 0.4.0
   timeout:
     description: Seconds for which the pod may wait and run.
     type: int
@@ -69,10 +76,15 @@ EXAMPLES = r"""
 
 RETURN = r"""
 size:
-  description: Characters of the file.
+  description: Characters that were copied.
   returned: success
   type: int
   sample: 8192
+left_out:
+  description: Bytes in the middle of the file that were not copied.
+  returned: success
+  type: int
+  sample: 0
 """
 
 import hashlib
@@ -80,8 +92,31 @@ import os
 
 from ansible.module_utils.basic import AnsibleModule
 
+from ansible_collections.muster.fleet.plugins.module_utils.jobs.kubernetes import literal
 from ansible_collections.muster.fleet.plugins.module_utils.kubernetes.api import ApiError, Objects, connection
 from ansible_collections.muster.fleet.plugins.module_utils.kubernetes.facts import output_of
+
+# The first line of the output is the file's size. A link in the claim may lead to a file of the image, which is none of the claim's.
+PRINT = """\
+real=$(readlink -f "$1") || real=
+[ -e "$1" ] || [ -L "$1" ] || { echo it does not exist; exit 1; }
+case $real in "$3"/*) ;; *) echo it is a link that leads out of the claim; exit 1 ;; esac
+[ ! -L "$1" ] || { echo it is a link; exit 1; }
+[ -f "$1" ] || { echo it is not a regular file; exit 1; }
+size=$(wc -c < "$1") || exit 1
+echo $((size))
+if [ "$size" -le "$2" ]; then head -c "$2" "$1"; exit; fi
+head -c $(($2 / 4)) "$1" | sed '$d'
+tail -c $(($2 / 4 * 3)) "$1" | head -c $(($2 / 4 * 3)) | sed 1d
+"""
+# Longer than any size in the first line.
+FIRST_LINE = 32
+
+
+def copied(text):
+    """(size of the file, its content as far as it was printed). Raises ValueError when the log is not whole."""
+    first, _end, content = text.partition("\n")
+    return int(first), content
 
 
 def pod(params):
@@ -94,11 +129,13 @@ def pod(params):
         "spec": {
             "restartPolicy": "Never",
             "terminationGracePeriodSeconds": 0,
+            "automountServiceAccountToken": False,
+            "enableServiceLinks": False,
             "containers": [
                 {
                     "name": "file",
                     "image": params["image"],
-                    "command": ["cat", "--", params["src"]],
+                    "command": ["sh", "-c", literal(PRINT), "sh", literal(params["src"]), str(params["most"]), "/checkpoints"],
                     "volumeMounts": [{"name": "claim", "mountPath": "/checkpoints", "readOnly": True}],
                 }
             ],
@@ -117,6 +154,7 @@ def main():
             "image": {"type": "str", "required": True},
             "src": {"type": "str", "required": True},
             "dest": {"type": "path", "required": True},
+            "most": {"type": "int", "default": 4 << 20},
             "timeout": {"type": "int", "default": 120},
         },
         supports_check_mode=True,
@@ -124,11 +162,17 @@ def main():
     params = module.params
     try:
         objects = Objects(connection(params["kubeconfig"] or "", params["context"], "kubernetes_file"), params["timeout"])
-        ended, text = output_of(objects, pod(params), params["timeout"])
+        ended, text = output_of(objects, pod(params), params["timeout"], params["most"] + FIRST_LINE)
     except ApiError as error:
         module.fail_json(msg=str(error))
     if not ended:
         module.fail_json(msg="%s of claim %s cannot be read: %s." % (params["src"], params["claim"], " ".join(text.split()).rstrip(".")))
+    try:
+        size, text = copied(text)
+    except ValueError:
+        module.fail_json(
+            msg="%s of claim %s was not read whole: the log of its pod lacks its begin; lower most." % (params["src"], params["claim"])
+        )
     before = ""
     if os.path.exists(params["dest"]):
         with open(params["dest"], encoding="utf-8") as file:
@@ -136,7 +180,7 @@ def main():
     if before != text and not module.check_mode:
         with open(params["dest"], "w", encoding="utf-8") as file:
             file.write(text)
-    module.exit_json(changed=before != text, size=len(text))
+    module.exit_json(changed=before != text, size=len(text), left_out=max(0, size - params["most"]))
 
 
 if __name__ == "__main__":

@@ -134,8 +134,7 @@ def install(module):
     changed = [path for path, text in texts.items() if read_text(path, None if os.path.exists(path) else "\0") != text]
     if not module.check_mode:
         for path in changed:
-            program.replace_file(path, texts[path])
-            os.chmod(path, 0o755 if path == PROGRAM else 0o644)
+            program.replace_file(path, texts[path], 0o755 if path == PROGRAM else 0o644)
     diff = {"before": before, "after": after, "before_header": PATH, "after_header": PATH}
     module.exit_json(changed=bool(changed), files=changed, diff=diff)
 

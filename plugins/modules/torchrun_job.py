@@ -71,12 +71,9 @@ from ansible_collections.muster.fleet.plugins.module_utils.jobs.module import SE
 def main():
     module = AnsibleModule(argument_spec=SERVICE_OPTIONS, supports_check_mode=True)
 
-    def run(words, text):
-        return module.run_command(words, data=text, binary_data=True)
-
     def make(document, identity, target, common):
         nodes = torchrun.render(document, identity, target)
-        return torchrun.Hosts(run=run, nodes=nodes, target=target, unit=torchrun.unit_name(document, identity), **common)
+        return torchrun.Hosts(run=torchrun.command, nodes=nodes, target=target, unit=torchrun.unit_name(document, identity), **common)
 
     def refine(target, store, document, identity):
         torchrun.again(target, store.stored(), store.read("hostfile"))

@@ -104,7 +104,7 @@ def test_what_batch_cannot_run_is_refused_by_one_sentence(call, queue: Any, tmp_
     answer = call(batch_job, **{"job": HELLO, "target": BATCH, "store": str(tmp_path / "store"), "poll": 0, **change})
     assert answer["failed"] and sentence in answer["msg"], answer
     assert "\n" not in answer["msg"]
-    assert not list(tmp_path.rglob("*.json"))
+    assert not list((tmp_path / "store").glob("*"))
     assert queue.describe_job_definitions()["jobDefinitions"] == []
 
 
@@ -351,3 +351,33 @@ def test_a_used_up_quota_names_service_quotas(tmp_path: Path) -> None:
     with pytest.raises(jobs.Refused, match=r"quota is used up \(limit is 0\); ask for more in Service Quotas"):
         bring(service("sagemaker", region, tmp_path))
     assert not (tmp_path / "job").exists()
+
+
+def stream(pages: int) -> Any:
+    """GetLogEvents of a stream whose page N has two lines of nine characters; the token is the next page to read."""
+
+    def answer(wanted: dict) -> dict:
+        number = int(wanted.get("nextToken", 0 if wanted["startFromHead"] else pages - 1))
+        events = [{"message": f"line {number:02d} {letter}"} for letter in "ab"]
+        return {"events": events, "nextForwardToken": str(min(number + 1, pages - 1)), "nextBackwardToken": str(max(number - 1, 0))}
+
+    return answer
+
+
+@pytest.mark.parametrize("kind", ["batch", "sagemaker"])
+def test_the_middle_of_a_long_log_is_left_out_and_not_read(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "OUTPUT_BYTES", 80)
+    region = Recorded(
+        GetLogEvents=[stream(50)],
+        DescribeLogStreams=[{"logStreams": [{"logStreamName": "algo-1-a"}]}],
+        DescribeJobs=[described("RUNNING", [{"container": {"logStreamName": "main"}}])],
+    )
+    service(kind, region, tmp_path).fetch_output("7")
+    ends = ["line 00 a", "line 00 b", jobs.LEFT_OUT, *(f"line {number} {letter}" for number in (47, 48, 49) for letter in "ab")]
+    assert (tmp_path / "job/output.txt").read_text().splitlines() == ends
+    assert region.count("GetLogEvents") < 15
+
+
+def test_a_log_below_the_limit_is_kept_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "OUTPUT_BYTES", 80)
+    assert len(batch.log_lines(Recorded(GetLogEvents=[stream(4)]), "group", "main")) == 8

@@ -7,6 +7,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import stat
 import subprocess
 import sys
 import time
@@ -112,6 +113,27 @@ def test_a_full_folder_of_textfiles_is_one_sentence(slurm: Path, monkeypatch: py
     run(slurm, "--textfile", str(slurm / "it.prom"))
     assert 'muster_health_check{check="mounts"' in (slurm / "it.prom").read_text()
     assert [path.name for path in slurm.iterdir() if path.name.startswith("it.prom.")] == []
+
+
+@pytest.mark.parametrize("umask", [0, 0o077])
+def test_a_file_is_written_through_no_link_and_has_its_own_mode(tmp_path: Path, umask: int) -> None:
+    victim, textfile = tmp_path / "victim", tmp_path / "folder/it.prom"
+    victim.write_text("of root")
+    textfile.parent.mkdir()
+    textfile.with_name(f"it.prom.{os.getpid()}").symlink_to(victim)
+    before = os.umask(umask)
+    try:
+        program.replace_file(str(textfile), "1")
+    finally:
+        os.umask(before)
+    assert victim.read_text() == "of root"
+    assert (textfile.read_text(), stat.S_IMODE(textfile.stat().st_mode)) == ("1", 0o644)
+
+
+def test_a_link_to_a_device_is_replaced(slurm: Path) -> None:
+    (slurm / "it.prom").symlink_to("/dev/null")
+    run(slurm, "--check", "swap", "--output", str(slurm / "it.prom"))
+    assert not (slurm / "it.prom").is_symlink() and "MUSTER" in (slurm / "it.prom").read_text()
 
 
 def test_output_to_a_pipe_leaves_the_pipe(slurm: Path) -> None:

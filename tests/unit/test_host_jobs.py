@@ -5,11 +5,13 @@
 from __future__ import annotations
 
 import os
+import stat
 import time
 from pathlib import Path
 
 import pytest
 
+from ansible_collections.muster.fleet.plugins.module_utils.jobs import run as jobs
 from ansible_collections.muster.fleet.plugins.module_utils.jobs import torchrun
 from ansible_collections.muster.fleet.plugins.modules import torchrun_job
 
@@ -34,7 +36,7 @@ esac
 SSH = """\
 export HOST="$HOSTS/$1"
 [ -d "$HOST" ] || { echo "ssh: connect to host $1 port 22: No route to host" >&2; exit 255; }
-exec bash -c "${2//@HOST@/$HOST}"
+exec bash -c "${2//\\/@HOST@/$HOST}"
 """
 TORCHRUN = """\
 rank=0
@@ -65,9 +67,9 @@ def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 @pytest.fixture
 def run(call, fleet: Path, tmp_path: Path):
-    def ask(state: str = "finished", job: dict | None = None, **options):
+    def ask(state: str = "finished", job: dict | None = None, user: str = "muster", **options):
         hosts = [{"name": name, "address": name, "ssh": ["ssh", name]} for name in ("node-1", "node-2")]
-        target = {"hosts": hosts, "folder": "@HOST@/jobs"}
+        target = {"hosts": hosts, "folder": "/@HOST@/jobs", "user": user}
         return call(torchrun_job, job=job or JOB, target=target, store=str(tmp_path / "store"), state=state, poll=1, timeout=20, **options)
 
     return ask
@@ -174,7 +176,113 @@ def test_hosts_of_the_inventory_are_reached_as_ansible_reaches_them() -> None:
         "b": {"inventory_hostname": "b", "ansible_ssh_common_args": "-o ProxyJump=login"},
     }
     first, second = torchrun.hosts_of(["a", "b"], variables)
-    assert first["ssh"] == ["ssh", "-o", "BatchMode=yes", "-p", "2222", "-i", "/k", "admin@10.0.0.1"]
+    alive = ["-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=3"]
+    assert first["ssh"] == ["ssh", "-o", "BatchMode=yes", "-p", "2222", "-i", "/k", *alive, "admin@10.0.0.1"]
     assert (first["address"], first["become"]) == ("10.0.0.1", True)
-    assert second["ssh"] == ["ssh", "-o", "BatchMode=yes", "-o", "ProxyJump=login", "b"]
+    assert second["ssh"] == ["ssh", "-o", "BatchMode=yes", "-o", "ProxyJump=login", *alive, "b"]
     assert (second["address"], second["become"]) == ("b", False)
+
+
+@pytest.fixture
+def as_nobody(run, fleet: Path):
+    """run() with the real chown and install and a job of nobody, whose working folder each host has already."""
+    if os.geteuid():
+        pytest.skip("only root can start the job of another user")
+    for name in ("install", "chown"):
+        (fleet.parent / "bin" / name).unlink()
+    folder = fleet / "node-1/jobs" / Path(run("queried")["folder"]).name
+    folder.mkdir(parents=True)
+    os.chown(folder, NOBODY, NOBODY)
+    return lambda **options: run(user="nobody", **options), folder
+
+
+NOBODY = 65534
+
+
+def test_the_links_of_the_jobs_user_lead_root_to_no_other_file(as_nobody, tmp_path: Path) -> None:
+    ask, folder = as_nobody
+    secret = tmp_path / "secret"
+    secret.write_text("for root alone\n")
+    secret.chmod(0o600)
+    for name in ("job.sh", "output.txt", "end", "cancelled"):
+        (folder / name).symlink_to(secret)
+        os.lchown(folder / name, NOBODY, NOBODY)
+    answer = ask()
+    assert answer["result"]["state"] == "COMPLETED", answer
+    info = secret.stat()
+    assert (secret.read_text(), info.st_uid, stat.S_IMODE(info.st_mode)) == ("for root alone\n", 0, 0o600)
+    assert (Path(answer["folder"]) / "output.txt").read_text() == "node 0 says hi\n"
+    kept = folder.with_name(folder.name + ".unit")
+    assert (kept.stat().st_uid, stat.S_IMODE(kept.stat().st_mode)) == (0, 0o755)
+    assert {path.name: path.stat().st_uid for path in kept.iterdir()} == {"job.sh": NOBODY, "output.txt": NOBODY, "end": NOBODY}
+
+
+@pytest.mark.parametrize(
+    ("spoil", "why"),
+    [
+        (lambda jobs: os.chown(jobs, NOBODY, NOBODY), "/node-1/jobs belongs to nobody; give it to root, or set muster_target.folder"),
+        (lambda jobs: jobs.chmod(0o777), "others than root may write to "),
+        (lambda jobs: jobs.rename(jobs.parent / "real") and jobs.symlink_to("real"), "leads through a link; set muster_target.folder to"),
+    ],
+)
+def test_a_folder_that_others_can_change_is_refused(as_nobody, spoil, why: str) -> None:
+    ask, folder = as_nobody
+    spoil(folder.parent)
+    answer = ask()
+    assert answer["failed"] and "Host node-1 cannot keep job hello: " in answer["msg"] and why in answer["msg"], answer
+    assert not folder.with_name(folder.name + ".unit").exists()
+
+
+def test_an_output_is_fetched_in_part_and_need_not_be_utf_8(run, fleet: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "OUTPUT_BYTES", 40)
+    torchrun_program = fleet.parent / "bin/torchrun"
+    torchrun_program.write_text("#!/bin/bash\nprintf 'begin \\377\\n'; printf '%060d' 0; printf ' end'\n")
+    text = (Path(run()["folder"]) / "output.txt").read_text()
+    assert text == f"begin \ufffd\n00\nmuster: the middle of the output is left out here (32 bytes)\n{'0' * 26} end"
+
+
+def test_an_end_that_the_user_wrote_is_read_as_a_failure(run, fleet: Path) -> None:
+    run("submitted")
+    for _ in range(100):
+        if not list(fleet.glob("*/active")):
+            break
+        time.sleep(0.05)
+    [end] = fleet.glob("node-2/jobs/*/end")
+    end.write_text("success\n" * 1000)
+    os.utime(end, (1 << 40, 1 << 40))
+    assert "ended FAILED (node-2: unreadable end)" in run("awaited")["msg"]
+
+
+def test_a_host_that_hangs_is_given_up(run, fleet: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torchrun.Hosts.on, "__defaults__", ("", 1))
+    (fleet.parent / "bin/ssh").write_text("#!/bin/bash\nexec sleep 30\n")
+    began = time.monotonic()
+    assert "Host node-1 does not answer (no answer within 1 s); look at it" in run()["msg"]
+    assert time.monotonic() - began < 15
+
+
+def test_a_folder_on_the_hosts_is_an_absolute_path(call, tmp_path: Path) -> None:
+    target = {"hosts": [{"name": "a", "address": "a", "ssh": ["ssh", "a"]}], "folder": "jobs"}
+    answer = call(torchrun_job, job={**JOB, "nodes": 1}, target=target, store=str(tmp_path))
+    assert answer["msg"] == "muster_target.folder must be the absolute path of a folder on the hosts, not jobs."
+
+
+def test_a_secret_that_the_user_cannot_read_is_named_before_anything_is_written(run, fleet: Path, tmp_path: Path) -> None:
+    (fleet.parent / "bin/runuser").write_text('#!/bin/bash\n[ "$1 $2 $3" = "-u muster --" ] || exit 9\nshift 3\n"$@"\n')
+    (fleet.parent / "bin/runuser").chmod(0o755)
+    secret = tmp_path / "token"
+    job = {**JOB, "secrets": {"TOKEN": {"from": "file", "path": str(secret)}}}
+    answer = run(job=job)
+    assert answer["msg"] == (
+        f"Host node-1 cannot run job hello: user muster cannot read {secret}, the file of the secret TOKEN; mend it or leave it out."
+    )
+    assert not list(fleet.glob("*/jobs")) and not Path(answer["folder"]).exists()
+    secret.write_text("value")
+    assert run(job=job)["result"]["state"] == "COMPLETED"
+
+
+def test_a_job_that_no_host_can_look_for_leaves_no_folder(run, fleet: Path) -> None:
+    for name in ("node-1", "node-2"):
+        (fleet / name).rename(fleet / f"{name} is gone")
+    answer = run()
+    assert "does not answer" in answer["msg"] and not Path(answer["folder"]).exists()

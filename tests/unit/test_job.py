@@ -79,6 +79,12 @@ def test_defaults_are_not_shared_between_documents():
         ({"env": {"SLURM_NTASKS": "9"}}, "env has SLURM_NTASKS, which Slurm sets itself"),
         ({"env": {"SBATCH_PARTITION": "x"}}, "env has SBATCH_PARTITION, which Slurm sets itself"),
         ({"secrets": {"SLURM_JWT": {"from": "env", "name": "A"}}}, "secrets has SLURM_JWT, which Slurm sets itself"),
+        ({"env": {"PET_NNODES": "9"}}, "env has PET_NNODES, which the launcher sets itself; remove it."),
+        ({"env": {"RANK": "0"}}, "env has RANK, which the launcher sets itself"),
+        ({"env": {"LOCAL_WORLD_SIZE": "1"}}, "env has LOCAL_WORLD_SIZE, which the launcher sets itself"),
+        ({"env": {"MASTER_PORT": "1"}}, "env has MASTER_PORT, which the launcher sets itself"),
+        ({"secrets": {"PET_RDZV_ID": {"from": "env", "name": "A"}}}, "secrets has PET_RDZV_ID, which the launcher sets itself"),
+        ({"launcher": {"kind": "sagemaker"}, "env": {"SM_NUM_GPUS": "1"}}, "env has SM_NUM_GPUS, which SageMaker sets itself"),
         ({"env": {"A": "x" * (128 << 10)}}, "env A has 131075 bytes, and Linux takes 131072; write it to a file"),
         ({"command": ["x", "x" * (128 << 10)]}, "word 2 of command has 131073 bytes, and Linux takes 131072"),
         ({"env": {f"A{number}": "x" * 100_000 for number in range(11)}}, "command and env have 1100"),
@@ -164,3 +170,8 @@ def test_a_job_is_told_when_its_nodes_are_taken_away(nodes, told):
     hostvars = {name: {"muster_stop_at": at} if at else {} for name, at in nodes.items()}
     variables = {"groups": {"muster_compute": list(nodes)} if nodes else {}, "hostvars": hostvars}
     assert Templar(loader=DataLoader(), variables=variables).template(trust_as_template(text)) == told
+
+
+def test_variables_that_only_resemble_a_launchers_own_are_the_users():
+    env = {"SM_CHANNEL_TRAIN": "/data", "OMPI_MCA_pml": "ob1", "RANKS": "4", "MASTER": "a"}
+    assert job.load({**SMALL, "env": env})["env"] == env

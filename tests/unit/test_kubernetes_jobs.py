@@ -238,7 +238,7 @@ def test_what_the_cluster_does_not_take_is_one_sentence_and_leaves_nothing(tmp_p
     with pytest.raises(jobs.RunError, match=re.escape(sentence)) as error:
         bring(server, tmp_path)
     assert "\n" not in str(error.value)
-    assert not (tmp_path / "job/job.json").exists()
+    assert not (tmp_path / "job").exists()
     assert server.count("DELETE") == 0
 
 
@@ -256,3 +256,21 @@ def test_a_missing_client_and_a_missing_context_are_named(call, tmp_path: Path, 
     said = call(kubernetes_job, **options, target={"context": "here"})["msg"]
     assert "install the package kubernetes in Ansible's Python" in said
     assert "muster_target has no context; name the one of ~/.kube/config or KUBECONFIG" in call(kubernetes_job, **options)["msg"]
+
+
+def test_the_middle_of_a_long_log_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "OUTPUT_BYTES", 12)
+
+    class Limited(Server):
+        def __call__(self, method: str, path: str, query: dict, *more: Any) -> tuple[int, Any]:
+            status, answer = super().__call__(method, path, query, *more)
+            if path.endswith("/log"):
+                lines = answer.splitlines(keepends=True)
+                answer = "".join(lines[-1:] if "tailLines" in query else lines)[: query["limitBytes"]]
+            return status, answer
+
+    pods = [pod(0, log="short\n"), pod(1, log="begin here\n" + "middle\n" * 20 + "Loss: 2.5\n")]
+    ended = [{**each, "status": {**each["status"], "phase": "Succeeded"}} for each in pods]
+    bring(Limited((ended, condition("Succeeded"))), tmp_path)
+    assert (tmp_path / "job/output-hello-worker-0.txt").read_text() == "short\n"
+    assert (tmp_path / "job/output.txt").read_text() == f"begin here\nm\n{jobs.LEFT_OUT}\nLoss: 2.5\n"

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """slurm_job's run against a controller that answers from recorded text."""
 
+import fcntl
 import json
 import os
 from pathlib import Path
@@ -259,3 +260,71 @@ def test_a_wait_returns_the_stored_result_of_a_job_that_is_over(tmp_path):
     assert bring(tmp_path, controller, state="awaited")[1]["state"] == "COMPLETED"
     assert bring(tmp_path, controller, state="queried")[1]["stored"] is True
     assert controller.count("sbatch") == 1
+
+
+def test_an_output_that_utf_8_cannot_express_is_kept(tmp_path):
+    store = jobs.Store(str(tmp_path / "job"))
+    store.prepare({"output.txt": "loss \udcff\n"})
+    assert store.read("output.txt") == "loss ?\n"
+
+
+def test_a_lock_that_another_process_holds_is_waited_for_until_the_deadline(tmp_path):
+    (tmp_path / "job").mkdir()
+    with open(tmp_path / "job/.lock", "w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(
+            jobs.RunError, match=r"^Job ok cannot be looked at: another process has held the lock .*/job/.lock for 100 s; let"
+        ):
+            bring(tmp_path, Controller())
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_lock_that_was_removed_or_replaced_keeps_no_second_run_away(tmp_path, replaced):
+    store, tries = jobs.Store(str(tmp_path / "job")), []
+    path = tmp_path / "job/.lock"
+
+    def wait():
+        tries.append(1)
+        other.close()
+
+    path.parent.mkdir()
+    other = open(path, "w")  # noqa: SIM115
+    fcntl.flock(other, fcntl.LOCK_EX)
+    real, opened = os.open, []
+
+    def open_old(*words, **more):
+        """The first run opens the lock before the other run removes it."""
+        handle = real(*words, **more)
+        if not opened:
+            opened.append(handle)
+            path.unlink()
+            other.close()
+            if replaced:
+                path.touch()
+        return handle
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "open", open_old)
+        with store.locked(wait), open(path) as second, pytest.raises(BlockingIOError):
+            fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    assert tries == [1]
+
+
+def test_a_look_that_fails_leaves_no_folder_and_takes_none_of_another_run(tmp_path):
+    refused = [(1, "", "slurm_load_jobs error: Access/permission denied")]
+    with pytest.raises(jobs.RunError, match="squeue failed"):
+        bring(tmp_path, Controller(squeue=refused))
+    assert not (tmp_path / "job").exists()
+
+    real = jobs.Store.locked
+
+    def locked(store, wait):
+        (tmp_path / "job").mkdir()
+        (tmp_path / "job/job.sbatch").write_text("of the other run")
+        return real(store, wait)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jobs.Store, "locked", locked)
+        with pytest.raises(jobs.RunError, match="squeue failed"):
+            bring(tmp_path, Controller(squeue=refused))
+    assert (tmp_path / "job/job.sbatch").read_text() == "of the other run"

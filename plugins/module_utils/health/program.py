@@ -19,6 +19,7 @@ import json
 import os
 import socket
 import sys
+import tempfile
 import time
 
 from ansible_collections.muster.fleet.plugins.module_utils.basics import read_attribute, read_text
@@ -53,17 +54,22 @@ def remembered(path):
     return found if isinstance(found, dict) else {}
 
 
-def replace_file(path, text):
-    """Write a file so that a reader sees the old or the new text."""
-    os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-    draft = "%s.%d" % (path, os.getpid())
+def replace_file(path, text, mode=0o644):
+    """Write a file so that a reader sees the old or the new text.
+
+    The folder may belong to somebody else, such as the user of node_exporter, so the draft has a name that nobody can foresee. Slurm's
+    daemons have umasks of their own, so the mode does not come from there.
+    """
+    folder = os.path.dirname(path) or "."
+    os.makedirs(folder, mode=0o755, exist_ok=True)
+    handle, draft = tempfile.mkstemp(dir=folder, prefix=os.path.basename(path) + ".")
     try:
-        with open(draft, "w", encoding="utf-8") as file:
+        with open(handle, "w", encoding="utf-8") as file:
             file.write(text)
+            os.fchmod(handle, mode)
         os.replace(draft, path)
     except OSError:
-        if os.path.exists(draft):
-            os.remove(draft)
+        os.remove(draft)
         raise
 
 
@@ -191,7 +197,9 @@ def run(given, out, err):
 def keep(path, text, err):
     """Write a file. A full disk must not drain the node; the disk check reports it."""
     try:
-        if os.path.exists(path) and not os.path.isfile(path):
+        # A link in another folder than /dev may be somebody else's, and is replaced.
+        own = os.path.dirname(path) == "/dev" or not os.path.islink(path)
+        if own and os.path.exists(path) and not os.path.isfile(path):
             # A device such as /dev/null, or a pipe, must stay what it is.
             with open(path, "w", encoding="utf-8") as file:
                 file.write(text)

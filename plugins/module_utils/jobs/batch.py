@@ -245,22 +245,49 @@ class Batch(jobs.Service):
         self.store.prepare({"output.txt": "".join(line + "\n" for line in log_lines(self.region, LOGS, stream))})
 
 
-def log_lines(region, group, stream):
-    """The lines of a log stream; none when nothing was written."""
+def log_lines(region, group, stream, most=None):
+    """The lines of a log stream; none when nothing was written. Of more than `most` characters the begin and the end are kept."""
+    most = most or jobs.OUTPUT_BYTES
+    lines, whole = _read_log(region, group, stream, most, True)
+    if whole:
+        return lines
+    end, _whole = _read_log(region, group, stream, most // 4 * 3, False)
+    return [*_first(lines, most // 4), jobs.LEFT_OUT, *reversed(_first(reversed(end), most // 4 * 3))]
+
+
+def _read_log(region, group, stream, most, head):
+    """(lines, whether these are all) of a log stream, from its head or from its end on, until they have `most` characters."""
     out: list[str] = []
-    token = ""
+    token, size = "", 0
     while stream:
         try:
             more: dict = {"nextToken": token} if token else {}
-            page = region.call("logs", "GetLogEvents", logGroupName=group, logStreamName=stream, startFromHead=True, **more)
+            page = region.call("logs", "GetLogEvents", logGroupName=group, logStreamName=stream, startFromHead=head, **more)
         except AwsError as error:
             if error.code != "ResourceNotFoundException":
                 raise
-            return out
-        out += [each["message"] for each in page["events"]]
-        if page.get("nextForwardToken") in (None, token or None):
-            return out
-        token = page["nextForwardToken"]
+            break
+        lines = [each["message"] for each in page["events"]]
+        at = len(out) if head else 0
+        out[at:at] = lines
+        size += sum(len(line) + 1 for line in lines)
+        following = page.get("nextForwardToken" if head else "nextBackwardToken")
+        if following in (None, token or None):
+            break
+        if size > most:
+            return out, False
+        token = following
+    return out, True
+
+
+def _first(lines, most):
+    """The first lines that have at most `most` characters together."""
+    out = []
+    for line in lines:
+        most -= len(line) + 1
+        if most < 0:
+            break
+        out.append(line)
     return out
 
 

@@ -19,6 +19,11 @@ NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,39}")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # Slurm sets these for its commands and for the job; another value changes what srun asks for.
 SLURMS_OWN = re.compile(r"(SLURM|SLURMD|SBATCH|SALLOC|SRUN)_")
+# A launcher sets these for each rank, or torchrun reads them as its own options (PET_*).
+LAUNCHERS_OWN = re.compile(
+    r"(PET|TORCHELASTIC|OMPI_COMM_WORLD|AWS_BATCH_JOB)_\w+|(LOCAL_|GROUP_|ROLE_)?RANK|(LOCAL_|GROUP_|ROLE_)?WORLD_SIZE|MASTER_(ADDR|PORT)"
+)
+SAGEMAKERS_OWN = re.compile(r"SM_\w+")
 MINUTES = 366 * 24 * 60
 # Linux starts no program with a longer word or variable (128 KiB), and few with more than 2 MiB of both together.
 WORD_BYTES, START_BYTES = 128 << 10, 1 << 20
@@ -133,6 +138,8 @@ def shared_secrets(document, store):
 def _check_own(name, where, field):
     if SLURMS_OWN.match(name):
         raise JobError("%s: %s has %s, which Slurm sets itself; use the document's fields or launcher.options." % (where, field, name))
+    if LAUNCHERS_OWN.fullmatch(name):
+        raise JobError("%s: %s has %s, which the launcher sets itself; remove it." % (where, field, name))
 
 
 def check_secrets(secrets, where):
@@ -226,6 +233,9 @@ def load(data, kind=None):
     kind = named or kind or "slurm"
     check_kind(kind, "%s: launcher.kind" % where)
     _check_launcher_fields(job["launcher"], kind, where)
+    for field in ("env", "secrets") if kind == "sagemaker" else ():
+        for name in filter(SAGEMAKERS_OWN.fullmatch, job[field]):
+            raise JobError("%s: %s has %s, which SageMaker sets itself; remove it." % (where, field, name))
     fields = {"kind": (str, kind), **LAUNCHERS[kind], "profile": (dict, {})}
     job["launcher"] = filled(job["launcher"], fields, "%s: launcher" % where)
     job["launcher"]["profile"] = _check_profile(job["launcher"]["profile"], where)

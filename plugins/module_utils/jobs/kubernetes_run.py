@@ -23,6 +23,8 @@ STUCK = {
 }
 # What only the rank that prints writes; its pod's log is the job's output.
 PRINTED = ("Loss: ", "Avg bus bandwidth")
+# The API server gives the begin of a log up to a number of bytes, and its end by lines only.
+LAST_LINES = 2000
 
 
 class Kubernetes(jobs.Service):
@@ -195,16 +197,34 @@ class Kubernetes(jobs.Service):
         return record
 
     def fetch_output(self, job_id):
-        """The log of the pod with the rank that prints becomes output.txt, that of another pod output-POD.txt."""
-        logs = {}
+        """The log of the pod with the rank that prints, else of the first pod, becomes output.txt; that of another pod output-POD.txt."""
+        first, printing = None, False
         for pod in self._pods():
             name = pod["metadata"]["name"]
-            status, text = self.ask("GET", self.core + "pods/%s/log" % name)
-            if status < 300:
-                logs[name] = text if isinstance(text, str) else ""
-        printing = next((name for name, text in logs.items() if any(word in text for word in PRINTED)), next(iter(logs), None))
-        files = {"output.txt" if name == printing else "output-%s.txt" % name: text for name, text in logs.items()}
-        self.store.prepare(files)
+            text = self._log(name)
+            if text is None:
+                continue
+            if not printing and any(word in text for word in PRINTED):
+                printing = True
+                self.store.prepare({"output.txt": text})
+            elif first is None:
+                first = name, text
+            else:
+                self.store.prepare({"output-%s.txt" % name: text})
+        if first:
+            self.store.prepare({"output-%s.txt" % first[0] if printing else "output.txt": first[1]})
+
+    def _log(self, name):
+        """The log of a pod, of a long one its begin and its last lines; None when there is none."""
+        path, limit = self.core + "pods/%s/log" % name, {"limitBytes": jobs.OUTPUT_BYTES}
+        status, text = self.ask("GET", path, limit)
+        if status >= 300:
+            return None
+        text = text if isinstance(text, str) else ""
+        if len(text.encode()) < jobs.OUTPUT_BYTES:
+            return text
+        status, end = self.ask("GET", path, {**limit, "tailLines": LAST_LINES})
+        return "\n".join([text, jobs.LEFT_OUT, end if status < 300 and isinstance(end, str) else ""])
 
 
 def run_of(store, rerun, now):

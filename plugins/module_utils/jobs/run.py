@@ -24,6 +24,9 @@ from ansible_collections.muster.fleet.plugins.module_utils.slurm import text as 
 
 SCHEMA = "muster.job_result/1"
 TAIL_BYTES = 2000
+# Of a longer output the begin and the end are kept; no job may fill the memory or the disk of the host that fetches its output.
+OUTPUT_BYTES = 64 << 20
+LEFT_OUT = "muster: the middle of the output is left out here"
 # Every launcher uses Slurm's words for states; these end a job.
 FINAL_STATES = slurm.FINAL_STATES
 REMEDIES = {
@@ -159,7 +162,8 @@ class Store:
         os.chown(self.folder, self.uid, self.gid)
         for name, text in files.items():
             handle, temporary = tempfile.mkstemp(dir=self.folder, prefix=".new-")
-            with open(handle, "w", encoding="utf-8") as file:
+            # An output may hold what UTF-8 cannot express.
+            with open(handle, "w", encoding="utf-8", errors="replace") as file:
                 file.write(text)
                 os.fchown(handle, self.uid, self.gid)
                 os.fchmod(handle, 0o640)  # env may hold values that other users must not see
@@ -185,16 +189,39 @@ class Store:
         return "\n".join(self.read("output.txt", TAIL_BYTES).splitlines()[-20:])
 
     @contextlib.contextmanager
-    def locked(self):
-        """Keep a second run from submitting the same job meanwhile, except on a file system without locks."""
-        os.makedirs(self.folder, mode=0o755, exist_ok=True)
-        handle = os.open(os.path.join(self.folder, ".lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-        try:
-            with contextlib.suppress(OSError):
-                fcntl.flock(handle, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(handle)
+    def locked(self, wait):
+        """Keep a second run from submitting the same job meanwhile, except on a file system without locks.
+
+        wait(): what to do while another process has the lock. It raises an error once that takes too long.
+        """
+        path = os.path.join(self.folder, ".lock")
+        while True:
+            os.makedirs(self.folder, mode=0o755, exist_ok=True)
+            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+            try:
+                if _lock(handle) and _is_at(handle, path):
+                    yield
+                    return
+            finally:
+                os.close(handle)
+            wait()
+
+
+def _lock(handle):
+    """Lock an open file; False when another process has the lock."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno not in (errno.EWOULDBLOCK, errno.EACCES)
+    return True
+
+
+def _is_at(handle, path):
+    """Whether an open file is still the one at its path; the run that had the lock may have removed it, or the job's user replaced it."""
+    try:
+        return os.path.samestat(os.fstat(handle), os.lstat(path))
+    except FileNotFoundError:
+        return False
 
 
 class Service:
@@ -258,6 +285,17 @@ class Service:
             )
         self.sleep(self.poll)
 
+    def locked(self):
+        """The store's lock, for which this waits until the deadline."""
+
+        def wait():
+            if self.clock() >= self.deadline:
+                message = "Job %s cannot be looked at: another process has held the lock %s for %d s; let it end, or end it."
+                raise RunError(message % (self.name, os.path.join(self.store.folder, ".lock"), self.timeout), "end the other process")
+            self.sleep(min(self.poll, 1))
+
+        return self.store.locked(wait)
+
     def wait(self, job_id):
         """The record of the job once it is over. A job that cannot start is cancelled, and its reason raised as RunError."""
         unavailable_since = None
@@ -304,15 +342,17 @@ def bring(service, *, state, files, options=(), rerun=False, retry=False, check_
 
     new = not check_mode and not os.path.isdir(store.folder)
     unlocked = check_mode or (new and state not in ("finished", "submitted"))
-    lock = contextlib.nullcontext() if unlocked else store.locked()
+    lock = contextlib.nullcontext() if unlocked else service.locked()
     with lock:
-        live, kept = service.live(), store.stored()
-        if kept and not live and kept["state"] not in FINAL_STATES and not check_mode:
-            kept = end(kept["job_id"])  # it ended while nobody watched
-        action = decide(state, kept, live, rerun, retry)
-        if action == "submit":
-            submitting = False
-            try:
+        # Another run that had the lock meanwhile may have submitted the job.
+        new = new and not unlocked and os.listdir(store.folder) == [".lock"]
+        submitting = False
+        try:
+            live, kept = service.live(), store.stored()
+            if kept and not live and kept["state"] not in FINAL_STATES and not check_mode:
+                kept = end(kept["job_id"])  # it ended while nobody watched
+            action = decide(state, kept, live, rerun, retry)
+            if action == "submit":
                 check()
                 if check_mode:
                     return True, None, files
@@ -320,11 +360,12 @@ def bring(service, *, state, files, options=(), rerun=False, retry=False, check_
                 store.prepare(files)
                 submitting = True
                 live = service.submit(options)
-            except Exception as error:
-                # A submission without an answer may have given a job, which needs its folder.
-                if new and (not submitting or isinstance(error, Refused)):
-                    store.remove(files)
-                raise
+        except Exception as error:
+            # A submission without an answer may have given a job, which needs its folder.
+            if new and (not submitting or isinstance(error, Refused)):
+                store.remove(files)
+            raise
+        if action == "submit":
             found = say(_submitted(live))
             store.prepare({"result.json": json.dumps(found, indent=1) + "\n"})
             if state == "submitted":

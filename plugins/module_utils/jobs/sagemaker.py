@@ -233,5 +233,7 @@ class SageMaker(jobs.Service):
             if error.code != "ResourceNotFoundException":
                 raise
             streams = []
-        lines = [line for each in streams for line in log_lines(self.region, LOGS, each["logStreamName"])]
+        # An attempt that was restarted has a stream of its own.
+        most = jobs.OUTPUT_BYTES // max(1, len(streams))
+        lines = [line for each in streams for line in log_lines(self.region, LOGS, each["logStreamName"], most)]
         self.store.prepare({"output.txt": "".join(line + "\n" for line in lines)})

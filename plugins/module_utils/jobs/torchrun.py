@@ -1,11 +1,17 @@
 # Copyright: the Muster developers
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Jobs as torchrun on plain hosts over SSH. A node's ranks are a systemd unit, so that they outlive the connection."""
+"""Jobs as torchrun on plain hosts over SSH. A node's ranks are a systemd unit, so that they outlive the connection.
+
+On a host the job's user owns the working folder FOLDER. Root keeps the job's script, output and state in FOLDER.unit, where the user
+cannot put a link that leads root to another file.
+"""
 
 from __future__ import annotations
 
+import posixpath
 import shlex
+import subprocess
 
 from ansible_collections.muster.fleet.plugins.module_utils.jobs import run as jobs
 from ansible_collections.muster.fleet.plugins.module_utils.jobs import start
@@ -26,8 +32,13 @@ def unit_name(document, identity):
     return "muster-job-%s.service" % start.plain_name(document, identity)
 
 
+def folder_of(target, name):
+    """The folder on the hosts in which a job works; root keeps its own files of the job in FOLDER.unit."""
+    return posixpath.join(posixpath.normpath("/" + target["folder"].lstrip("/")), name)
+
+
 def render(document, identity, target):
-    """[{host, script, start}] for each node of the job: what the host's bash reads, and the command that starts it.
+    """[{host, script, start, secrets}] for each node of the job: what the host's bash reads, the command that starts it, {secret: file}.
 
     Raises JobError for what plain hosts cannot do.
     """
@@ -37,8 +48,10 @@ def render(document, identity, target):
             raise JobError("Job %s has %s, and the launcher torchrun runs on the hosts themselves; use venv." % (name, field))
     if document["nodes"] > len(hosts):
         raise JobError("Job %s wants %d nodes, and muster_target has %d hosts; lower nodes." % (name, document["nodes"], len(hosts)))
+    if not target["folder"].startswith("/"):
+        raise JobError("muster_target.folder must be the absolute path of a folder on the hosts, not %s." % target["folder"])
     gpus = gpus_of(document, target)
-    folder = "%s/%s" % (target["folder"].rstrip("/"), start.plain_name(document, identity))
+    folder = folder_of(target, start.plain_name(document, identity))
     # Below the ephemeral ports, and mostly another one for each job.
     port = 20000 + int(identity[:8], 16) % 10000
     environment = start.environment(document, target, folder)
@@ -46,6 +59,7 @@ def render(document, identity, target):
         environment.setdefault("CUDA_VISIBLE_DEVICES", ",".join(str(number) for number in range(gpus)))
     exports = ["export %s=%s" % (variable, shlex.quote(value)) for variable, value in sorted(environment.items())]
     secrets = start.secrets_of(document, target)
+    files = {name: reference["path"] for name, reference in secrets.items() if reference["from"] == "file"}
     out = []
     for number, host in enumerate(hosts[: document["nodes"]]):
         meeting = [
@@ -56,7 +70,8 @@ def render(document, identity, target):
         ]
         words = " ".join(shlex.quote(word) for word in document["command"])
         script = "#!/bin/bash\nset -- %s\n%s" % (words, start.node_script(document, secrets, meeting, [NODE_ENVIRONMENT, *exports]))
-        out.append({"host": host["name"], "script": script, "start": unit_command(document, identity, target, folder)})
+        command = unit_command(document, identity, target, folder)
+        out.append({"host": host["name"], "script": script, "start": command, "secrets": files})
     return out
 
 
@@ -75,13 +90,13 @@ def again(target, stored, text):
 
 def unit_command(document, identity, target, folder):
     """The words of systemd-run for the unit. It writes how it ended into the file `end`, because systemd forgets units that succeeded."""
-    ended = 'echo "$SERVICE_RESULT $EXIT_CODE $EXIT_STATUS" > %s' % shlex.quote(folder + "/end")
+    ended = 'echo "$SERVICE_RESULT $EXIT_CODE $EXIT_STATUS" > %s' % shlex.quote(folder + ".unit/end")
     properties = {
         "User": target["user"],
         "WorkingDirectory": folder,
         "RuntimeMaxSec": 60 * document["time_limit"],
-        "StandardOutput": "append:%s/output.txt" % folder,
-        "StandardError": "append:%s/output.txt" % folder,
+        "StandardOutput": "append:%s.unit/output.txt" % folder,
+        "StandardError": "append:%s.unit/output.txt" % folder,
         "LimitMEMLOCK": "infinity",
         # The ranks get SIGTERM and save their state.
         "TimeoutStopSec": 120,
@@ -89,26 +104,77 @@ def unit_command(document, identity, target, folder):
     }
     words = ["systemd-run", "--unit=" + unit_name(document, identity), "--collect", "--quiet"]
     words += ["--property=%s=%s" % item for item in properties.items()]
-    return [*words, "/bin/bash", folder + "/job.sh"]
+    return [*words, "/bin/bash", folder + ".unit/job.sh"]
 
 
 UNREACHABLE = 255  # the exit status of ssh itself
 ACTIVE = ("active", "activating", "deactivating", "reloading")
 RESULTS = {"success": "COMPLETED", "timeout": "TIMEOUT", "oom-kill": "OUT_OF_MEMORY"}
+# Seconds that a host may take to answer; TimeoutStopSec and the transfer of an output take longer.
+ANSWER_SECONDS, LONG_SECONDS = 60, 300
+# Ends the shell unless only root can change where a path leads. It refuses links, because the owner of a link may replace it.
+TRUSTED = """\
+trusted() {
+  here=$1
+  while [ ! -d "$here" ]; do here=$(dirname -- "$here"); done
+  real=$(cd -- "$here" && pwd -P)
+  [ "$real" = "$here" ] || { echo "$here leads through a link; set muster_target.folder to a folder below $real" >&2; exit 1; }
+  while :; do
+    case "$(stat -c %u -- "$here")" in
+      0 | "$(id -u)") ;;
+      *) echo "$here belongs to $(stat -c %U -- "$here"); give it to root, or set muster_target.folder to a folder of root" >&2; exit 1 ;;
+    esac
+    [ -z "$(find "$here" -maxdepth 0 -perm /022 ! -perm -1000)" ] || {
+      echo "others than root may write to $here; change its mode, or set muster_target.folder to a folder of root" >&2; exit 1; }
+    [ "$here" != / ] || break
+    here=$(dirname -- "$here")
+  done
+}
+"""
+# The shell of ExecStopPost writes `end` as the job's user, so the file is there already.
+PREPARE = """\
+set -e
+trusted %(kept)s
+install -d -m 0755 %(kept)s
+install -d -o %(user)s -m 0755 %(folder)s
+cd %(kept)s
+rm -f end cancelled output.txt job.sh
+umask 077
+: > end
+: > output.txt
+cat > job.sh
+chown %(user)s end output.txt job.sh"""
 PROBE = """\
-cd %(folder)s 2>/dev/null || exit 0
+cd %(kept)s 2>/dev/null || exit 0
+(trusted %(kept)s) 2>/dev/null || exit 0
 [ ! -e job.sh ] || echo "began $(stat -c %%Y job.sh)"
 echo "state $(systemctl show --property=ActiveState --value %(unit)s)"
 [ ! -e cancelled ] || echo "cancelled yes"
-[ ! -e end ] || echo "ended $(stat -c %%Y end) $(cat end)\""""
-PREPARE = """\
-set -e
-install -d -o %(user)s -m 0755 %(folder)s
-cd %(folder)s
-rm -f end cancelled output.txt
-cat > job.sh
-chown %(user)s job.sh
-chmod 0640 job.sh"""
+[ ! -s end ] || echo "ended $(stat -c %%Y end) $(head -c 200 end | tr -c '[:alnum:]-' ' ')\""""
+CANCEL = "cd %(kept)s && touch cancelled"
+FETCH = """\
+cd %(kept)s 2>/dev/null || exit 0
+trusted %(kept)s
+size=$(stat -c %%s output.txt 2>/dev/null) || exit 0
+if [ "$size" -le %(most)d ]; then
+  head -c %(most)d output.txt
+else
+  head -c $((%(most)d / 4)) output.txt
+  printf '\\n%(left_out)s (%%d bytes)\\n' $((size - %(most)d))
+  tail -c $((%(most)d / 4 * 3)) output.txt | head -c $((%(most)d / 4 * 3))
+fi"""
+
+
+def command(words, text="", seconds=ANSWER_SECONDS):
+    """(rc, stdout, stderr) of a command on this machine that reads `text`; a command that takes longer has not reached its host."""
+    try:
+        done = subprocess.run(words, input=text.encode(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=seconds, check=False)
+    except FileNotFoundError:
+        return UNREACHABLE, "", "%s is not installed" % words[0]
+    except subprocess.TimeoutExpired:
+        return UNREACHABLE, "", "no answer within %d s" % seconds
+    # A job prints what it likes.
+    return done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
 
 
 def ssh_words(variables):
@@ -120,6 +186,8 @@ def ssh_words(variables):
         words += ["-i", variables["ansible_ssh_private_key_file"]]
     for name in ("ansible_ssh_common_args", "ansible_ssh_extra_args"):
         words += shlex.split(variables.get(name) or "")
+    # ssh takes the first value of an option, so those of the inventory win. These end a connection whose other side is gone.
+    words += ["-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=3"]
     address = variables.get("ansible_host") or variables["inventory_hostname"]
     user = variables.get("ansible_user")
     return [*words, "%s@%s" % (user, address) if user else address]
@@ -142,7 +210,7 @@ def hosts_of(names, hostvars):
 
 
 class Hosts(jobs.Service):
-    """One job on plain hosts. run(words, text) -> (rc, stdout, stderr) of a command on this machine that reads `text`."""
+    """One job on plain hosts. run(words, text, seconds) -> (rc, stdout, stderr), as command() gives it."""
 
     title = "systemd"
 
@@ -150,17 +218,19 @@ class Hosts(jobs.Service):
         super().__init__(**settings)
         self.run, self.nodes, self.unit, self.user = run, nodes, unit, target["user"]
         self.hosts = {each["name"]: each for each in target["hosts"]}
-        self.folder = "%s/%s" % (target["folder"].rstrip("/"), unit[len("muster-job-") : -len(".service")])
+        folder = folder_of(target, unit[len("muster-job-") : -len(".service")])
+        quoted = {"folder": folder, "kept": folder + ".unit", "user": self.user, "unit": unit}
+        self.values = {**{key: shlex.quote(value) for key, value in quoted.items()}, "most": jobs.OUTPUT_BYTES, "left_out": jobs.LEFT_OUT}
 
-    def on(self, host, script, text=""):
+    def on(self, host, script, text="", seconds=ANSWER_SECONDS):
         """(rc, stdout, stderr) of a script on a host, as root."""
         have = self.hosts[host]
         words = [*(["sudo", "-n"] if have.get("become") else []), "bash", "-c", script]
-        return self.run([*have["ssh"], " ".join(shlex.quote(word) for word in words)], text)
+        return self.run([*have["ssh"], " ".join(shlex.quote(word) for word in words)], text, seconds)
 
     def _probe(self, host):
         """{began, state, cancelled, ended} of a host as far as it has them; {"away": why} when it does not answer."""
-        rc, out, err = self.on(host, PROBE % {"folder": shlex.quote(self.folder), "unit": self.unit})
+        rc, out, err = self.on(host, TRUSTED + PROBE % self.values)
         if rc == UNREACHABLE:
             return {"away": last_line(err)}
         return dict(line.split(" ", 1) for line in out.splitlines() if " " in line)
@@ -180,12 +250,16 @@ class Hosts(jobs.Service):
     def submit(self, options):
         """Write the scripts, then start the units; all hosts or none."""
         for each in self.nodes:
-            rc, _out, err = self.on(each["host"], "command -v systemd-run >/dev/null || { echo it has no systemd >&2; exit 1; }")
+            look = ["command -v systemd-run >/dev/null || { echo it has no systemd >&2; exit 1; }"]
+            for name, path in each["secrets"].items():
+                lost = "user %s cannot read %s, the file of the secret %s" % (self.user, path, name)
+                words = shlex.quote(self.user), shlex.quote(path), shlex.quote(lost)
+                look.append("runuser -u %s -- test -r %s || { echo %s >&2; exit 1; }" % words)
+            rc, _out, err = self.on(each["host"], "\n".join(look))
             if rc:
                 raise jobs.Refused("Host %s cannot run job %s: %s; mend it or leave it out." % (each["host"], self.name, last_line(err)))
         for each in self.nodes:
-            values = {"user": shlex.quote(self.user), "folder": shlex.quote(self.folder)}
-            rc, _out, err = self.on(each["host"], PREPARE % values, each["script"])
+            rc, _out, err = self.on(each["host"], TRUSTED + PREPARE % self.values, each["script"])
             if rc:
                 raise jobs.Refused("Host %s cannot keep job %s: %s; mend it." % (each["host"], self.name, last_line(err)))
         for each in self.nodes:
@@ -199,21 +273,21 @@ class Hosts(jobs.Service):
 
     def _stop(self):
         for each in self.nodes:
-            self.on(each["host"], "systemctl stop %s 2>/dev/null" % self.unit)
+            self.on(each["host"], "systemctl stop %s 2>/dev/null" % self.unit, seconds=LONG_SECONDS)
 
     def cancel(self, job_id):
         """End the job on all hosts."""
         for each in self.nodes:
-            self.on(each["host"], "touch %s/cancelled" % shlex.quote(self.folder))
+            self.on(each["host"], CANCEL % self.values)
         self._stop()
 
     def record(self, job_id):
         """The hosts' states as one record of Service. One host that failed fails the job."""
         found = self._found()
-        begun = [int(have["began"]) for have in found.values() if "began" in have]
+        begun = [_seconds(have["began"]) for have in found.values() if "began" in have]
         if not begun:
             return None
-        ends = {host: have["ended"].split() for host, have in found.items() if "ended" in have and have.get("state") not in ACTIVE}
+        ends = {host: _end(have["ended"]) for host, have in found.items() if "ended" in have and have.get("state") not in ACTIVE}
         # systemd forgets a unit at a restart of the host, and then nothing wrote its end.
         lost = [host for host, have in found.items() if "began" in have and host not in ends and have.get("state") not in ACTIVE]
         bad = {host: end for host, end in ends.items() if end[1] != "success" or end[3] != "0"}
@@ -241,7 +315,7 @@ class Hosts(jobs.Service):
             "nodes": [each["host"] for each in self.nodes],
             "submitted": min(begun),
             "started": min(begun),
-            "ended": max([int(end[0]) for end in ends.values()], default=None) if state in jobs.FINAL_STATES else None,
+            "ended": max([end[0] for end in ends.values()], default=None) if state in jobs.FINAL_STATES else None,
             "elapsed_s": None,
             "restarts": 0,
             "ready": sum(1 for have in found.values() if have.get("state") in ACTIVE),
@@ -258,6 +332,17 @@ class Hosts(jobs.Service):
     def fetch_output(self, job_id):
         """The output of the host with rank 0 becomes output.txt, that of another host output-HOST.txt."""
         for number, each in enumerate(self.nodes):
-            rc, out, _err = self.on(each["host"], "cat %s/output.txt 2>/dev/null || true" % shlex.quote(self.folder))
+            rc, out, _err = self.on(each["host"], TRUSTED + FETCH % self.values, seconds=LONG_SECONDS)
             if rc == 0:
                 self.store.prepare({"output-%s.txt" % each["host"] if number else "output.txt": out})
+
+
+def _seconds(text):
+    """The time of a file as stat prints it. The job's user may set it to anything."""
+    return int(text) if text.isdigit() and len(text) < 12 else 0
+
+
+def _end(text):
+    """[time, result, code, status] of a unit from its file `end`, which the job's user may have changed."""
+    time, *said = text.split() or [""]
+    return [_seconds(time), *(said if len(said) == 3 else ("unknown", "unreadable", "end"))]

@@ -151,8 +151,8 @@ def claim(objects, namespace, name, seconds):
         objects.sleep(0.5)
 
 
-def output_of(objects, pod, seconds):
-    """(whether a pod succeeded, its log or why there is none); the pod is gone afterwards."""
+def output_of(objects, pod, seconds, most=1 << 20):
+    """(whether a pod succeeded, the first `most` bytes of its log or why there is none); the pod is gone afterwards."""
     path = objects.path(pod)
     objects.remove([pod])
     until = objects.clock() + seconds
@@ -166,7 +166,7 @@ def output_of(objects, pod, seconds):
             found = objects.get(path)
             phase = (found or {}).get("status", {}).get("phase")
             if phase in ("Succeeded", "Failed"):
-                _status, text = objects.ask("GET", path + "/log")
+                _status, text = objects.ask("GET", path + "/log", {"limitBytes": most})
                 return phase == "Succeeded", text if isinstance(text, str) else ""
             if objects.clock() >= until:
                 return False, "its pod does not run: %s" % (waits_for(found) if found else "it was deleted")
