@@ -149,7 +149,7 @@ def test_a_job_keeps_its_ranks_when_the_order_of_the_inventory_changes(run, flee
     first = run("submitted", job=job)
     assert (Path(first["folder"]) / "hostfile").read_text() == "node-1 slots=1\n"
     hosts = [{"name": name, "address": name, "ssh": ["ssh", name]} for name in ("node-2", "node-1")]
-    later = {"job": job, "target": {"hosts": hosts, "folder": "@HOST@/jobs"}, "store": str(tmp_path / "store"), "poll": 1, "timeout": 20}
+    later = {"job": job, "target": {"hosts": hosts, "folder": "/@HOST@/jobs"}, "store": str(tmp_path / "store"), "poll": 1, "timeout": 20}
     found = call(torchrun_job, state="submitted", **later)
     assert (found["changed"], found["result"]["state"], found["nodes"]) == (False, "RUNNING", ["node-1"]), found
     assert call(torchrun_job, state="cancelled", **later)["result"]["state"] == "CANCELLED"

@@ -206,7 +206,7 @@ def _collectives(part, want, trainer, prefix, kind):
 def training(fleet, asked, trainer, kind="slurm"):
     """The jobs that train: [{document, type, hosts, settings, data, real}]; arguments as for collectives()."""
     out = []
-    shared = {} if kind == "slurm" else {"folder": "/checkpoints/training"}
+    shared: dict = {} if kind == "slurm" else {"folder": "/checkpoints/training"}
     if kind == "trainjob":
         shared["retries"] = 0  # its runtime has them
     for part in fleet:
