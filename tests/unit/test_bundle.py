@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A bundle holds what was asked for, says what did not answer, and holds no secret."""
 
+import errno
 import json
 import tarfile
 import time
@@ -93,6 +94,16 @@ def test_a_long_log_is_read_from_its_end(tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / "a.log").write_text("x" * 100 + "the end")
     assert logic.tail(str(tmp_path / "a.log")) == b"xxxthe end"
     assert logic.tail(str(tmp_path / "none")) == b"cannot be read: No such file or directory\n"
+
+
+def test_a_full_disk_keeps_no_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_args: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(tarfile.TarFile, "addfile", full)
+    with pytest.raises(OSError, match="No space"):
+        logic.write(str(tmp_path / "a.tar.gz"), {"a": b"b"})
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_nodes_that_gave_nothing_are_named(tmp_path: Path) -> None:

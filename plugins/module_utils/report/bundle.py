@@ -189,11 +189,15 @@ def write(path: str, contents: dict[str, bytes], top: str = "") -> None:
     now = int(time.time())
     temporary = path + ".part"
     raw = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with open(raw, "wb") as handle, tarfile.open(fileobj=handle, mode="w:gz", compresslevel=6) as tar:
-        for name, content in sorted(contents.items()):
-            member = tarfile.TarInfo(os.path.join(top, name))
-            member.size, member.mtime, member.mode = len(content), now, 0o600
-            tar.addfile(member, io.BytesIO(content))
+    try:
+        with open(raw, "wb") as handle, tarfile.open(fileobj=handle, mode="w:gz", compresslevel=6) as tar:
+            for name, content in sorted(contents.items()):
+                member = tarfile.TarInfo(os.path.join(top, name))
+                member.size, member.mtime, member.mode = len(content), now, 0o600
+                tar.addfile(member, io.BytesIO(content))
+    except BaseException:
+        os.unlink(temporary)  # a full disk has no room for a part
+        raise
     os.replace(temporary, path)
 
 
