@@ -54,6 +54,13 @@ def main(argv: list[str]) -> int:
     except (LocalKubeError, ValueError) as error:
         print(f"localkube: {error}", file=sys.stderr)
         return 1
+    except OSError as error:
+        where = f" at {error.filename}" if error.filename else ""
+        print(
+            f"localkube: {options.verb} {options.name} failed: {error.strerror or error}{where}; correct that and try again.",
+            file=sys.stderr,
+        )
+        return 1
     return 0
 
 

@@ -76,14 +76,17 @@ def write_archive(path: Path, name: str, layers: list[Path], config: dict[str, A
     files = [f"{each}/layer.tar" for each in sums]
     manifest = json.dumps([{"Config": own, "RepoTags": [name], "Layers": files}]).encode()
     part = path.with_suffix(".part")
-    with tarfile.open(part, "w") as archive:
-        for title, content in ((own, text), ("manifest.json", manifest)):
-            entry = tarfile.TarInfo(title)
-            entry.size = len(content)
-            archive.addfile(entry, io.BytesIO(content))
-        for title, layer in zip(files, layers, strict=True):
-            archive.add(layer, title, recursive=False)
-    part.replace(path)
+    try:
+        with tarfile.open(part, "w") as archive:
+            for title, content in ((own, text), ("manifest.json", manifest)):
+                entry = tarfile.TarInfo(title)
+                entry.size = len(content)
+                archive.addfile(entry, io.BytesIO(content))
+            for title, layer in zip(files, layers, strict=True):
+                archive.add(layer, title, recursive=False)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)  # of a write that ended early, as on a full disk
 
 
 def layer_of(files: Mapping[str, Path], target: Path) -> Path:

@@ -176,7 +176,7 @@ class Node:
         """Import the images, that of the pods' first process before the others."""
         ctr = [find("ctr", os.environ), "--address", config.CONTAINERD, "--namespace", "k8s.io"]
         until(lambda: run(*ctr, "version", check=False).returncode == 0)
-        for archive in (self.state / "images").read_text().split():
+        for archive in (self.state / "images").read_text().splitlines():
             run(*ctr, "images", "import", archive)
             (self.folder / "pause-is-there").touch()
         (self.folder / "images-are-there").touch()

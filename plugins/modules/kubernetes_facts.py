@@ -110,7 +110,10 @@ from ansible_collections.muster.fleet.plugins.module_utils.kubernetes.api import
 
 def gather(objects, params):
     """The answer of the module."""
-    found = facts.nodes((objects.get("/api/v1/nodes") or {}).get("items", []))
+    listed = objects.get("/api/v1/nodes") or {}
+    if "items" not in listed:
+        raise ApiError("The API server gives no list of nodes; look at the server of context %s." % params["context"])
+    found = facts.nodes(listed["items"] or [])
     space = params["namespace"]
     status, etcd = objects.ask("GET", "/readyz/etcd")
     return {

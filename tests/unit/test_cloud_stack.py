@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from cloud_parts import CLUSTER, bring, credentials, look, running, with_group
 
-from ansible_collections.muster.fleet.plugins.module_utils.aws import boot, survey
+from ansible_collections.muster.fleet.plugins.module_utils.aws import boot, permissions, plan, survey
 from ansible_collections.muster.fleet.plugins.module_utils.aws.cluster import load
 
 __all__ = ["bring", "credentials", "look"]
@@ -115,6 +115,38 @@ def test_a_look_that_is_denied_is_not_run(look, fault) -> None:
     fault(action="DescribeInstanceTypeOfferings", error="UnauthorizedOperation", times=9)
     done = look("preflight")
     assert "failed" not in done and len(done["not_run"]) == 1 and "DescribeInstanceTypeOfferings is denied" in done["not_run"][0]
+
+
+class Iam:
+    """A region that answers the simulation of policies."""
+
+    name = "us-east-1"
+
+    def __init__(self, *told: tuple[str, str]) -> None:
+        self.told = [{"EvalActionName": action, "EvalDecision": decision} for action, decision in told]
+
+    def every(self, *_asked: str, **_wanted: object) -> list[dict[str, str]]:
+        return self.told
+
+    def call(self, *_asked: str, **_wanted: object) -> dict[str, Any]:
+        return {}
+
+
+def test_permissions_pass_only_with_an_answer_for_each_action() -> None:
+    cluster, arn = load(CLUSTER), "arn:aws:iam::123456789012:user/ada"
+    first, *rest = permissions.actions(plan.parts(cluster))
+    for told, status, text in (
+        ([], "not_run", f"IAM did not say whether {arn} may {first}, {rest[0]}"),
+        ([(each, "allowed") for each in rest], "not_run", f"IAM did not say whether {arn} may {first}; run preflight again."),
+        ([(first, "implicitDeny")], "failed", f"{arn} may not {first}; allow it"),
+        ([(each, "allowed") for each in (first, *rest)], "passed", f"{len(rest) + 1} actions"),
+    ):
+        found = survey._permissions(Iam(*told), cluster, arn)
+        assert found["status"] == status and found["said"].startswith(text), found
+
+
+def test_a_key_pair_that_aws_does_not_show_is_missing() -> None:
+    assert survey._key_pair(Iam(), {"key_pair": "ada"})["status"] == "failed"
 
 
 BLOCK = {"name": "gpu", "type": "p5.48xlarge", "count": 2, "market": "capacity-block"}

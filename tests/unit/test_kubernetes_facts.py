@@ -4,11 +4,18 @@
 
 from __future__ import annotations
 
+import http.server
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ansible_collections.muster.fleet.plugins.module_utils.kubernetes import api as api_of
 from ansible_collections.muster.fleet.plugins.module_utils.kubernetes import facts
+from ansible_collections.muster.fleet.plugins.modules import kubernetes_facts
 
 CLAIM = "/api/v1/namespaces/training/persistentvolumeclaims/fsx-claim"
 CLASS = "/apis/storage.k8s.io/v1/storageclasses/"
@@ -106,3 +113,99 @@ def test_a_quantity_that_is_none_is_refused(text: str) -> None:
 def test_only_the_webhook_itself_counts_as_refusal(status: int, message: str, says: str) -> None:
     api = Api({"/apis/kubeflow.org/v1/namespaces/training/pytorchjobs": (status, {"kind": "Status", "message": message})})
     assert says in facts.webhook(api, "training-operator", "training")
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[dict[str, Any]]:
+    """A server that gives one answer to everything, and a kubeconfig for it."""
+    answer: dict[str, Any] = {"status": 200, "type": "application/json", "text": "{}"}
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(answer["status"])
+            self.send_header("Content-Type", answer["type"])
+            self.send_header("Content-Length", str(len(answer["text"])))
+            self.end_headers()
+            self.wfile.write(answer["text"].encode())
+
+        def log_message(self, *_args: Any) -> None:
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    answer["server"] = f"http://127.0.0.1:{server.server_port}"
+    answer["kubeconfig"] = str(tmp_path / "config")
+    document = {
+        "clusters": [{"name": "c", "cluster": {"server": answer["server"]}}],
+        "users": [{"name": "u", "user": {"token": "x"}}],
+        "contexts": [{"name": "here", "context": {"cluster": "c", "user": "u"}}],
+        "current-context": "here",
+    }
+    (tmp_path / "config").write_text(json.dumps(document))
+    yield answer
+    server.shutdown()
+    server.server_close()
+
+
+LOGIN = "<!DOCTYPE html><html>Log in</html>"
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "kind", "text"),
+    [
+        ("/version", 200, "text/html; charset=utf-8", LOGIN),
+        ("/version", 200, "application/json", '{"message": "Log in"}'),
+        ("/api/v1/nodes", 200, "application/json", '{"message": "Log in"}'),
+        ("/api/v1/nodes", 200, "application/json", "[]"),
+        ("/api/v1/nodes", 200, "text/plain", LOGIN),
+        ("/apis/apps/v1", 404, "text/html", LOGIN),
+        ("/api/v1/namespaces/x/pods/y/log", 200, "text/html", LOGIN),
+        ("/readyz/etcd", 200, "text/html", LOGIN),
+    ],
+)
+def test_the_page_of_a_proxy_is_no_answer_of_kubernetes(served: dict[str, Any], path: str, status: int, kind: str, text: str) -> None:
+    served.update(status=status, type=kind, text=text)
+    objects = api_of.Objects(api_of.connection(served["kubeconfig"], "here", "a test"), 0)
+    with pytest.raises(api_of.ApiError) as caught:
+        objects.get(path)
+    said = f"GET {served['server']}{path} returned an answer that is not Kubernetes'; look at the proxy and at the server of context here."
+    assert str(caught.value) == said
+
+
+@pytest.mark.parametrize(
+    ("path", "answer", "found"),
+    [
+        ("/version", (200, "application/json", '{"gitVersion": "v1.34.2"}'), {"gitVersion": "v1.34.2"}),
+        ("/readyz/etcd", (200, "text/plain; charset=utf-8", "ok"), {"message": "ok"}),
+        ("/api/v1/namespaces/x/pods/y/log", (200, "text/plain", LOGIN), LOGIN),
+        ("/apis/none/v1", (404, "text/plain", "404 page not found"), None),
+    ],
+)
+def test_answers_of_kubernetes_are_taken(served: dict[str, Any], path: str, answer: tuple[int, str, str], found: Any) -> None:
+    served.update(zip(("status", "type", "text"), answer, strict=True))
+    assert api_of.Objects(api_of.connection(served["kubeconfig"], "here", "a test"), 0).get(path) == found
+
+
+def test_a_list_without_its_nodes_is_no_cluster_without_nodes(call, served: dict[str, Any]) -> None:
+    served["text"] = '{"kind": "Status"}'
+    found = call(kubernetes_facts, kubeconfig=served["kubeconfig"], context="here")
+    assert found["msg"] == "The API server gives no list of nodes; look at the server of context here."
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        "a: [",
+        "clusters: 5",
+        "[]",
+        "x",
+        "contexts: [{}]",
+        "contexts: [{name: here, context: {cluster: c, user: u}}]\nclusters:\nusers:",
+    ],
+)
+def test_a_malformed_kubeconfig_is_one_sentence(tmp_path: Path, text: str) -> None:
+    (tmp_path / "config").write_text(text)
+    with pytest.raises(api_of.ApiError) as caught:
+        api_of.connection(str(tmp_path / "config"), "here", "a test")
+    assert str(tmp_path / "config") in str(caught.value) and str(caught.value).count("\n") == 0

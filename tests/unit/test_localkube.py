@@ -4,19 +4,21 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import ipaddress
 import json
 import os
 import tarfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import get_kubernetes
 import pytest
 import yaml
 
 from ansible_collections.muster.fleet.plugins.plugin_utils.downloads import DownloadError
-from localkube import LocalKubeError, config, images, programs
+from localkube import LocalKubeError, config, images, node, programs
 from localkube.__main__ import main
 from localkube.cluster import Cluster
 
@@ -66,6 +68,34 @@ def test_an_image_is_an_archive_whose_sums_are_right(tmp_path: Path) -> None:
     with tarfile.open(layers[0]) as layer:
         # Another user than root runs it.
         assert (layer.getmember("bin/program").mode & 0o777, layer.getmember("bin/program").uname) == (0o755, "root")
+
+
+def full(*_args: object, **_more: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_full_disk_keeps_no_part_of_an_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    layer = images.layer_of({}, tmp_path / "layer.tar")
+    monkeypatch.setattr(tarfile.TarFile, "add", full)
+
+    def archives(_env: object, **_more: object) -> None:
+        images.write_archive(tmp_path / "image.tar", "localhost/x:1", [layer], {})
+
+    monkeypatch.setattr("localkube.__main__.archives", archives)
+    assert main(["up", "a", "--without-trainer"]) == 1
+    error = "localkube: up a failed: No space left on device; correct that and try again.\n"
+    assert capsys.readouterr().err == error
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["layer.tar"]
+
+
+def test_the_path_of_an_image_may_have_blanks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "n1").mkdir()
+    (tmp_path / "images").write_text("/my cache/pause.tar\n/my cache/trainer.tar\n")
+    ran: list[tuple[object, ...]] = []
+    monkeypatch.setattr(node, "find", lambda name, _env: name)
+    monkeypatch.setattr(node, "run", lambda *argv, **_more: ran.append(argv) or SimpleNamespace(returncode=0))
+    node.Node(tmp_path, 1, 1).images()
+    assert [argv[-1] for argv in ran if "import" in argv] == ["/my cache/pause.tar", "/my cache/trainer.tar"]
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,11 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
+import os
 import re
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -241,10 +243,92 @@ def test_old_logs_are_history_unless_their_job_runs(exporter: ModuleType, log: P
     assert samples(trainings(exporter, log, {"7": "RUNNING"}, later).collect())["muster_training_logs"] == 1
 
 
+STEP = '{"time": "2026-11-21T11:00:00Z", "step": %d, "loss": 1.0}\n'
+
+
+def in_time(collect: Any) -> dict[str, float]:
+    """The samples of a look that must not wait for anybody."""
+    found: list[dict[str, float]] = []
+    thread = threading.Thread(target=lambda: found.append(samples(collect())), daemon=True)
+    thread.start()
+    thread.join(20)
+    assert found, "the exporter waits, or failed"
+    return found[0]
+
+
+@pytest.mark.parametrize("kind", ["fifo", "link", "folder"])
+def test_only_the_user_s_own_file_is_read(exporter: ModuleType, log: Path, kind: str) -> None:
+    other = log.parents[1] / "checkpoints-8/train.jsonl"
+    other.parent.mkdir()
+    other.write_text(STEP % 3)
+    secret = log.parents[2] / "goodput.json"
+    secret.write_text('{"summary": {"goodput": 0.5, "wall": 1}}')
+    if kind == "fifo":
+        os.mkfifo(log)
+        os.mkfifo(other.with_name("goodput.json"))
+    elif kind == "link":
+        log.symlink_to(other)
+        other.with_name("goodput.json").symlink_to(secret)
+    else:
+        log.mkdir()
+    found = in_time(trainings(exporter, other).collect)
+    assert found["muster_training_read_errors_total"] == 1 and "muster_training_step" + OF not in found
+    eighth = OF.replace("7", "8")
+    assert found["muster_training_step" + eighth] == 3 and "muster_training_goodput" + eighth not in found
+
+
+def test_a_look_reads_a_part_of_a_long_log(exporter: ModuleType, log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert 0 < exporter.LONGEST < exporter.MOST_OF_LOG < exporter.MOST_OF_ALL < 64 << 20, "the unit has 256 MiB"
+    line = STEP % 1
+    monkeypatch.setattr(exporter, "MOST_OF_LOG", 3 * len(line))
+    monkeypatch.setattr(exporter, "MOST_OF_ALL", 4 * len(line))
+    monkeypatch.setattr(exporter, "LONGEST", len(line))
+    other = log.parents[1] / "checkpoints-8/train.jsonl"
+    other.parent.mkdir()
+    for path in (other, log):  # the newer one is read first
+        path.write_text("".join(STEP % number for number in range(1, 6)))
+        os.utime(path, (NOW, NOW + (path == log)))
+    one = trainings(exporter, log, now=NOW)
+    found, eighth = samples(one.collect()), OF.replace("7", "8")
+    assert (found["muster_training_step" + OF], found["muster_training_step" + eighth]) == (3, 1)
+    found = samples(one.collect())
+    assert (found["muster_training_step" + OF], found["muster_training_step" + eighth]) == (5, 3)
+    log.write_text('{"step": ' + "9" * 40 * len(line))
+    for _look in range(20):
+        samples(one.collect())
+    assert len(one.logs[str(log)].rest) <= len(line)
+    with log.open("a") as file:
+        file.write("9}\n" + STEP % 6)
+    assert samples(one.collect())["muster_training_step" + OF] == 6
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[" * 100_000,
+        '{"time": 5, "step": 1}',
+        '{"time": "2026-13-99T11:00:00Z", "step": 1}',
+        '{"step": 1, "mfu": "x", "grad_norm": [1], "loss": {"a": 1}}',
+        '{"step": 1%s, "loss": 1%s}' % ("0" * 400, "0" * 400),
+        '{"event": "checkpoint", "seconds": "x"}',
+        '{"event": ["start"], "world_size": true}',
+    ],
+    ids=range(7),
+)
+def test_what_a_user_writes_leaves_the_metrics_of_others(exporter: ModuleType, log: Path, line: str) -> None:
+    log.write_text(line + "\n" + STEP % 2)
+    (log.parent / "goodput.json").write_text(line)
+    bad = Path(os.fsdecode(os.fsencode(log.parents[2]) + b"/\xff")) / "checkpoints-9"
+    bad.mkdir(parents=True)
+    (bad / "train.jsonl").write_text(STEP % 4)
+    found = samples(trainings(exporter, log).collect())
+    assert found["muster_training_step" + OF] == 2 and found['muster_training_step{job_id="9",run="?"}'] == 4
+
+
 def test_a_log_that_vanishes_is_counted(exporter: ModuleType, log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log.write_text(TRAIN.read_text())
 
-    def gone(_log: Any) -> None:
+    def gone(_log: Any, _most: int) -> None:
         raise FileNotFoundError
 
     monkeypatch.setattr(exporter.Log, "look", gone)

@@ -309,3 +309,17 @@ def test_the_disks_of_a_node_follow_its_type(kind: str, groups: list[str], disks
 )
 def test_the_type_whose_efa_is_compared_follows_the_node_s(kind: str, groups: list[str], found: str) -> None:
     assert of("efa", "efa_instance_type", instance_type=kind, group_names=groups) == found
+
+
+def test_prometheus_configuration_is_a_secret() -> None:
+    rendered = [
+        {"dest": f"/etc/prometheus/{name}", "content": name} for name in ("prometheus.yml", "alertmanager.yml", "muster/muster.rules.yml")
+    ]
+    known = {"__monitoring_rendered": rendered, "monitoring_grafana": False, "__monitoring_server_options": []}
+    private = of("monitoring", "__monitoring_server_secrets", **known)
+    assert {each["dest"]: (each["group"], each["mode"]) for each in private} == {
+        "/etc/prometheus/prometheus.yml": ("prometheus", "0640"),  # remote_write may have credentials
+        "/etc/prometheus/alertmanager.yml": ("prometheus", "0640"),
+    }
+    [shown, *_others] = of("monitoring", "__monitoring_server_files", **known)
+    assert [each["dest"] for each in shown] == ["/etc/prometheus/muster/muster.rules.yml"]

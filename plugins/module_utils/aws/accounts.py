@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 
@@ -28,6 +29,7 @@ SERVICES = {
     "service-quotas": "Service Quotas",
     "sts": "STS",
 }
+ROOT = re.compile(rb"\s*(?:<\?.*?\?>\s*)?<(?:\w+:)?(\w+)", re.DOTALL)  # the name of an XML document's first element
 NO_IMAGE = ("InvalidAMIID.NotFound", "InvalidAMIID.Unavailable", "InvalidAMIID.Malformed")
 REGION = re.compile(r"[a-z]{2,4}(-[a-z]+)+-\d")
 # The options by which a module reaches AWS; plugins/doc_fragments/aws.py documents them.
@@ -94,6 +96,43 @@ def not_aws(action, where):
     )
 
 
+def is_aws(protocol, shape, body):
+    """Whether the body of a good answer is AWS's. shape: of the output, or None.
+
+    botocore skips what it does not know, so that it reads the page of a proxy as an answer without entries.
+    The content type does not tell: moto gives text/html.
+    """
+    payload = shape is not None and shape.serialization.get("payload")
+    if payload and shape.members[payload].type_name in ("string", "blob"):
+        return True  # the user's own data
+    if protocol in ("ec2", "query", "rest-xml"):
+        root = ROOT.match(body)
+        name = root[1] if root else b""
+        if protocol == "rest-xml":
+            return not body.strip() or name.lower() not in (b"", b"html")  # S3 confirms by an empty body
+        return name.endswith(b"Response")
+    if protocol not in ("json", "rest-json"):
+        return True  # botocore raises an error for what is not CBOR
+    if not body.strip():
+        return not (shape is not None and shape.members)
+    try:
+        return isinstance(json.loads(body), dict)
+    except ValueError:
+        return False
+
+
+def refuse_foreign(operation_model, response_dict, **_more):
+    """botocore's event before-parse: refuse an answer that is not AWS's. botocore handles errors and redirects itself."""
+    import botocore.parsers
+
+    body, service = response_dict["body"], operation_model.service_model
+    if not 200 <= response_dict["status_code"] < 300 or not isinstance(body, bytes):
+        return  # a stream is the user's own data
+    protocol = getattr(service, "resolved_protocol", service.metadata["protocol"])
+    if not is_aws(protocol, operation_model.output_shape, body):
+        raise botocore.parsers.ResponseParserError("%s has no answer of AWS" % operation_model.name)
+
+
 class Accounts:
     """One boto3 session, and a client for each account and region, for the main thread alone: boto3's sessions are not thread-safe."""
 
@@ -143,13 +182,15 @@ class Accounts:
             if role not in self.roles:
                 self.roles[role] = self._assume(role)
             keys = self.roles[role]
-        return self.ask(
+        made = self.ask(
             "The connection",
             "region %s" % region,
             lambda: self.session.client(
                 service, region_name=region, endpoint_url=self.options["endpoint_url"] or None, config=self.config, **keys
             ),
         )
+        made.meta.events.register("before-parse", refuse_foreign, unique_id="muster")
+        return made
 
     def _assume(self, role):
         sts = self.client("sts", self.home)
@@ -192,12 +233,12 @@ class Region:
         return self.accounts.ask(action, "region %s" % self.name, lambda: method(**wanted), SERVICES[service])
 
     def every(self, service, action, what, **wanted):
-        """The entries under the key `what` on all pages of an action."""
+        """The entries under the key `what` on all pages of an action. A page without the key is not AWS's."""
         from botocore import xform_name
 
         pages = self.client(service).get_paginator(xform_name(action)).paginate(**wanted)
         return self.accounts.ask(
-            action, "region %s" % self.name, lambda: [each for page in pages for each in page.get(what) or ()], SERVICES[service]
+            action, "region %s" % self.name, lambda: [each for page in pages for each in page[what]], SERVICES[service]
         )
 
     def image(self, image_id, needed=True):

@@ -225,12 +225,14 @@ def _quota(name, count, have, service):
 
 def _key_pair(region, cluster):
     try:
-        region.call("ec2", "DescribeKeyPairs", KeyNames=[cluster["key_pair"]])
+        found = region.call("ec2", "DescribeKeyPairs", KeyNames=[cluster["key_pair"]]).get("KeyPairs", [])
     except AwsError as error:
         if error.code != "InvalidKeyPair.NotFound":
             return not_run("key pair", str(error))
-        return said("key pair", "Region %s has no key pair %s; correct key_pair, or leave it out." % (region.name, cluster["key_pair"]))
-    return said("key pair", "", cluster["key_pair"])
+        found = []
+    missing = cluster["key_pair"] not in [each["KeyName"] for each in found]
+    message = "Region %s has no key pair %s; correct key_pair, or leave it out."
+    return said("key pair", missing and message % (region.name, cluster["key_pair"]), cluster["key_pair"])
 
 
 def _names(region, cluster):
@@ -285,6 +287,9 @@ def _permissions(region, cluster, arn):
         return not_run("permissions", "The policies of %s could not be simulated: %s" % (arn, error))
     denied = sorted(each["EvalActionName"] for each in told if each["EvalDecision"] != "allowed")
     message = "%s may not %s; allow it (docs/architectures.md has the policy)."
+    silent = sorted(set(wanted) - {each["EvalActionName"] for each in told})
+    if silent and not denied:
+        return not_run("permissions", "IAM did not say whether %s may %s; run preflight again." % (arn, ", ".join(silent)))
     return said("permissions", denied and message % (arn, ", ".join(denied)), "%d actions" % len(wanted))
 
 

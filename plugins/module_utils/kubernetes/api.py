@@ -29,6 +29,22 @@ def said(status, answer):
     return " ".join(str(message or "HTTP status %s" % status).split()).rstrip(".")
 
 
+def is_kubernetes(path, status, kind, text):
+    """Whether an answer is one of an API server, and not the page of a proxy or of a portal.
+
+    kind: its content type. Objects have a kind; the answers of /version, /readyz and of a log have none.
+    """
+    if "html" in kind.lower():
+        return False
+    if status >= 300 or path.endswith("/log") or not path.startswith(("/api/", "/apis/", "/version")):
+        return True
+    try:
+        answer = json.loads(text)
+    except ValueError:
+        return False
+    return isinstance(answer, dict) and ("gitVersion" if path == "/version" else "kind") in answer
+
+
 def connection(kubeconfig, context, who):
     """request(method, path, query, body, content type) -> (HTTP status, the answer as a mapping, or as text for a log).
 
@@ -49,6 +65,9 @@ def connection(kubeconfig, context, who):
     except official_config.ConfigException as error:
         text = " ".join(str(error).split()).rstrip(".")
         raise ApiError("The context %s of %s cannot be used (%s); name one that it has." % (context, where, text)) from error
+    except Exception as error:  # the client takes the parts of a kubeconfig without looking whether they are there
+        text = "%s: %s" % (type(error).__name__, " ".join(str(error).split()).rstrip("."))
+        raise ApiError("The kubeconfig %s cannot be read (%s); correct it." % (where, text)) from error
 
     # Of the client's own request functions each release has other arguments; what is below them has not changed for years.
     pool, host = client.rest_client.pool_manager, client.configuration.host
@@ -64,6 +83,10 @@ def connection(kubeconfig, context, who):
             raise Unreachable(" ".join(str(error).split())) from error
         status, text = answer.status, answer.data
         text = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
+        # A load balancer has a page for an API server that is away; that one is asked again.
+        if status not in BUSY and not is_kubernetes(path, status, answer.headers.get("Content-Type", ""), text):
+            message = "%s %s returned an answer that is not Kubernetes'; look at the proxy and at the server of context %s."
+            raise ApiError(message % (method, host + path, context))
         if path.endswith("/log") and status < 300:
             return status, text
         try:

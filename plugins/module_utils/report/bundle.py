@@ -81,15 +81,32 @@ FILES = (
 # Files whose content is a secret.
 KEYS = ("/etc/munge/munge.key*", "/etc/slurm/*.key", "/etc/slurm/*.jwks", "/var/lib/slurm/slurmctld/*.key", "/etc/ssh/ssh_host_*_key")
 # Names whose values are secrets; `tokens` counts what a model has read. The value may be quoted; ps and logs also show --password=….
-WORDS = rb"pass|passwd|password|passphrase|pwd|pw|token|auth_?tok|credentials?|(?:api|access|private|secret|auth)[_-]?key|secret[\w.-]*"
-NAME = rb"[\w.-]*(?:" + WORDS + rb")"
-VALUE = rb"""("[^"\n]*"|'[^'\n]*'|[^\s,;"']+)"""
-ASSIGNED = re.compile(rb"""(?i)(""" + NAME + rb"""["']?\s*[=:]\s*)""" + VALUE)
-OPTION = re.compile(rb"""(?i)(--""" + NAME + rb"""["']?,?\s+)""" + VALUE)
+WORDS = (
+    rb"pass|passwd|password|passphrase|pwd|pw|token|auth_?tok|credentials?|(?:api|access|private|secret|auth|routing)[_-]?key|secret[\w.-]*"
+)
+NAME = rb"[\w.-]{0,64}(?:" + WORDS + rb")"
+MARK = rb"""\\*["']?"""  # a quote, which JSON inside JSON escapes
+QUOTED = rb"""\\+"[^\n]*?\\+"|"(?:\\.|[^"\\\n])*"|'[^'\n]*'"""
+VALUE = rb"(" + QUOTED + rb"""|[^\s,;"']+)"""
+ASSIGNED = re.compile(rb"(?i)(" + NAME + MARK + rb"\s*[=:]\s*)" + VALUE)
+# Two fields, as the environment has in Kubernetes and Batch: {"name": "API_KEY", "value": "…"}, or two lines of YAML.
+FIELD = rb"(\b\w{0,32}(?:name|key)" + MARK + rb"\s*:\s*" + MARK + NAME + MARK
+IN_ROW = re.compile(rb"(?i)" + FIELD + rb"\s*,\s*" + MARK + rb"\w{0,32}value" + MARK + rb"\s*:\s*)(?:" + QUOTED + rb"""|[^\s,}"']+)""")
+IN_LINES = re.compile(rb"(?i)" + FIELD + rb"[ \t]*\n[ \t]*" + MARK + rb"\w{0,32}value" + MARK + rb"[ \t]*:[ \t]*)\S[^\n]*")
+VALUE_FIRST = re.compile(
+    rb"(?i)(\b\w{0,32}value" + MARK + rb"\s*:\s*)(?:" + QUOTED + rb"|\S[^\n,]*)"
+    rb"(\s*[,\n]\s*" + MARK + rb"\w{0,32}(?:name|key)" + MARK + rb"\s*:\s*" + MARK + NAME + MARK + rb"\s*(?:[,}\n]|\Z))"
+)
+# curl -u user:…, and a line of .netrc.
+PAIR = rb"""("[^":\n]*:[^"\n]*"|'[^':\n]*:[^'\n]*'|[^\s,;"':]+:[^\s"']+)"""
+CURL = re.compile(rb"""(\bcurl\b[^\n]*?["'\s](?:-[a-zA-Z]{0,8}[uU]|--user|--proxy-user)["']?[\s,=]*)""" + PAIR)
+NETRC = re.compile(rb"(?i)(\b(?:machine\s+\S+\s+|default\s+(?=login))(?:(?:login|account)\s+\S+\s+)*password\s+)" + VALUE)
+WEBHOOK = re.compile(rb"""(?i)(\bhooks\.slack\.com/(?:services|workflows|triggers)/)[^\s"'<>)]+""")
+OPTION = re.compile(rb"(?i)(--" + NAME + MARK + rb",?\s+)" + VALUE)
 # Of HTTP headers: Authorization: Bearer ….
 HEADER = re.compile(rb"(?i)\b((?:bearer|basic)\s+)[\w.~+/=-]{8,}")
-# Tokens of Hugging Face, GitHub, GitLab and Slack have these beginnings.
-TOKEN = re.compile(rb"\b(?:hf_|gh[pousr]_|github_pat_|glpat-|xox[abprs]-)[\w-]{16,}")
+# Tokens of Hugging Face, GitHub, GitLab, Slack, NVIDIA and Docker have these beginnings.
+TOKEN = re.compile(rb"\b(?:hf_|gh[pousr]_|github_pat_|glpat-|xox[abeprs]-|xapp-|nvapi-|dckr_pat_)[\w-]{16,}")
 PRIVATE = re.compile(rb"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL)
 JWT = re.compile(rb"\beyJ[\w-]{8,}\.[\w-]{4,}\.[\w-]{4,}")
 IN_URL = re.compile(rb"(\w://[^\s:/@]*:)[^\s@/]+(@)")
@@ -117,7 +134,9 @@ def scrub(content: bytes, secrets: Iterable[bytes] = ()) -> bytes:
     content = JWT.sub(SECRET, content)
     content = IN_URL.sub(rb"\1" + SECRET + rb"\2", content)
     content = TOKEN.sub(SECRET, content)
-    for pattern in (HEADER, OPTION, ASSIGNED):
+    content = VALUE_FIRST.sub(rb"\1" + SECRET + rb"\2", content)
+    # CURL stands twice for a command with a user of its own and one of its proxy.
+    for pattern in (HEADER, IN_ROW, IN_LINES, CURL, CURL, NETRC, WEBHOOK, OPTION, ASSIGNED):
         content = pattern.sub(rb"\1" + SECRET, content)
     return content
 
@@ -170,11 +189,15 @@ def write(path: str, contents: dict[str, bytes], top: str = "") -> None:
     now = int(time.time())
     temporary = path + ".part"
     raw = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with open(raw, "wb") as handle, tarfile.open(fileobj=handle, mode="w:gz", compresslevel=6) as tar:
-        for name, content in sorted(contents.items()):
-            member = tarfile.TarInfo(os.path.join(top, name))
-            member.size, member.mtime, member.mode = len(content), now, 0o600
-            tar.addfile(member, io.BytesIO(content))
+    try:
+        with open(raw, "wb") as handle, tarfile.open(fileobj=handle, mode="w:gz", compresslevel=6) as tar:
+            for name, content in sorted(contents.items()):
+                member = tarfile.TarInfo(os.path.join(top, name))
+                member.size, member.mtime, member.mode = len(content), now, 0o600
+                tar.addfile(member, io.BytesIO(content))
+    except BaseException:
+        os.unlink(temporary)  # a full disk has no room for a part
+        raise
     os.replace(temporary, path)
 
 

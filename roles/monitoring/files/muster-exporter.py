@@ -15,6 +15,7 @@ import json
 import math
 import os
 import re
+import stat
 import subprocess
 import sys
 import threading
@@ -32,6 +33,10 @@ PATIENCE = 8  # seconds for slurmctld; Prometheus waits ten
 KEEP = 10  # seconds for which an answer is good
 MOST_LOGS = 500
 RECENT = 86400  # a log that nobody wrote for so long is history
+# Users write the logs, so that a scrape reads a part of them at most: bytes of a line, of one log, and of all.
+LONGEST = 1 << 20
+MOST_OF_LOG = 8 << 20
+MOST_OF_ALL = 32 << 20
 GAUGES = {
     "server_thread_count": ("muster_slurm_server_threads", "Threads of slurmctld that serve requests."),
     "agent_queue_size": ("muster_slurm_agent_queue_size", "Messages that slurmctld has not sent to nodes yet."),
@@ -192,10 +197,28 @@ class Slurm:
 
 def seconds(text):
     """A time of the trainer's log, 2026-11-21T11:27:28.754Z, since 1970."""
-    found = re.match(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.\d+)?Z?$", text or "")
-    if not found:
+    found = re.match(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.\d+)?Z?$", text, re.ASCII) if isinstance(text, str) else None
+    try:
+        return calendar.timegm(time.strptime(found[1], "%Y-%m-%dT%H:%M:%S")) + float(found[2] or 0) if found else None
+    except ValueError:
         return None
-    return calendar.timegm(time.strptime(found[1], "%Y-%m-%dT%H:%M:%S")) + float(found[2] or 0)
+
+
+def figure(value):
+    """A number of a user's file as a sample can have it; None without one."""
+    try:
+        return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+    except OverflowError:
+        return None
+
+
+def opened(path):
+    """A user's file, open for reading. The exporter may read every file, so it follows no link, and it waits for no FIFO."""
+    raw = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(raw).st_mode):
+        os.close(raw)
+        raise OSError("%s is no file" % path)
+    return open(raw, "rb")
 
 
 class Log:
@@ -206,23 +229,26 @@ class Log:
         self.offset, self.inode, self.rest = 0, None, b""
         self.state: dict = {}
 
-    def look(self):
-        """Read what was written since the last look."""
-        with open(self.path, "rb") as file:
-            stat = os.fstat(file.fileno())
-            if stat.st_ino != self.inode or stat.st_size < self.offset:
-                self.offset, self.inode, self.rest, self.state = 0, stat.st_ino, b"", {}
+    def look(self, most=MOST_OF_LOG):
+        """Read what was written since the last look, and at most so many bytes; the number of bytes that were read."""
+        with opened(self.path) as file:
+            found = os.fstat(file.fileno())
+            if found.st_ino != self.inode or found.st_size < self.offset:
+                self.offset, self.inode, self.rest, self.state = 0, found.st_ino, b"", {}
             file.seek(self.offset)
-            text = self.rest + file.read()
-            self.offset = file.tell()
-        *lines, self.rest = text.split(b"\n")  # the trainer may be in the middle of a line
+            new = file.read(most)
+            self.offset += len(new)
+        *lines, self.rest = (self.rest + new).split(b"\n")  # the trainer may be in the middle of a line
+        if len(self.rest) > LONGEST:
+            self.rest = b"x"  # no line of the trainer; its end is skipped with it
         for line in lines:
             try:
-                record = json.loads(line)
-            except ValueError:
+                record = json.loads(line) if len(line) <= LONGEST else None
+            except (ValueError, RecursionError):
                 continue
             if isinstance(record, dict):
                 self.take(record)
+        return len(new)
 
     def take(self, record):
         """Note a record."""
@@ -231,25 +257,25 @@ class Log:
         if event in ("start", "resume"):
             state.update(began=when, seen=when, checkpoint=when, resumes=state.get("resumes", -1) + 1)
         elif event == "checkpoint":
-            state.update(checkpoint=when, checkpoint_s=record.get("seconds"))
+            state.update(checkpoint=when, checkpoint_s=figure(record.get("seconds")))
         if event is None and "step" in record:
             # The trainer writes null for what is no number.
-            loss = record.get("loss")
-            state.update(seen=when, loss=loss, loss_finite=int(isinstance(loss, (int, float)) and math.isfinite(loss)))
+            loss = figure(record.get("loss"))
+            state.update(seen=when, loss=loss, loss_finite=int(loss is not None and math.isfinite(loss)))
             for key in ("tokens_per_s", "samples_per_s", "mfu", "grad_norm", "data_share"):
-                state[key] = record.get(key)
+                state[key] = figure(record.get(key))
         for key in ("step", "world_size"):
             if isinstance(record.get(key), int):
-                state[key] = record[key]
+                state[key] = figure(record[key])
 
 
 def goodput(folder):
     """{goodput, wall} of the ledger beside a log."""
     try:
-        with open(os.path.join(folder, "goodput.json"), encoding="utf-8") as file:
-            summary = json.load(file)["summary"]
-        return {"goodput": number(summary.get("goodput")), "wall": number(summary.get("wall"))}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        with opened(os.path.join(folder, "goodput.json")) as file:
+            summary = json.loads(file.read(LONGEST))["summary"]
+        return {"goodput": figure(summary.get("goodput")), "wall": figure(summary.get("wall"))}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return {}
 
 
@@ -278,10 +304,10 @@ class Trainings:
         paths = []
         for path in {path for pattern in self.patterns for path in glob.glob(pattern)}:
             try:
-                paths.append((os.stat(path).st_mtime, path))
+                paths.append((os.stat(path, follow_symlinks=False).st_mtime, path))
             except OSError:
                 self.errors += 1
-        out, kept = [], {}
+        out, kept, left = [], {}, MOST_OF_ALL
         for written, path in sorted(paths, reverse=True)[:MOST_LOGS]:
             folder = os.path.dirname(path)
             job_id = (re.findall(r"\d+$", folder) or [""])[0]
@@ -290,11 +316,12 @@ class Trainings:
                 continue
             log = kept[path] = self.logs.get(path) or Log(path)
             try:
-                log.look()
+                left -= log.look(min(left, MOST_OF_LOG))
             except OSError:
                 self.errors += 1
                 continue
-            labels = {"job_id": job_id, "run": os.path.basename(os.path.dirname(folder))}
+            run = os.path.basename(os.path.dirname(folder)).encode(errors="replace").decode()  # a name may be no UTF-8
+            labels = {"job_id": job_id, "run": run}
             if log.state:
                 out.append((labels, {**log.state, **goodput(folder), "running": running}))
         self.logs = kept
