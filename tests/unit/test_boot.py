@@ -72,8 +72,15 @@ class Node:
         self.folder, self.home, self.fleet = folder, folder / "home", folder / "home/collections/ansible_collections/muster/fleet"
         (folder / "etc").mkdir()
         (folder / "bin").mkdir()
-        python = f"#!/bin/sh\nexec {sys.executable} \"$@\"\n"
-        for name, text in {"python3": python, "python3.13": python, "aws": TOOL, "scontrol": TOOL, "curl": CURL, "hostname": "#!/bin/sh\necho node-1\n"}.items():
+        python = f'#!/bin/sh\nexec {sys.executable} "$@"\n'
+        for name, text in {
+            "python3": python,
+            "python3.13": python,
+            "aws": TOOL,
+            "scontrol": TOOL,
+            "curl": CURL,
+            "hostname": "#!/bin/sh\necho node-1\n",
+        }.items():
             self.tool(name, text)
         self.manifest("one", "efa", "slurm", "optional")
         (folder / "state").write_text("good\n")
@@ -114,7 +121,12 @@ class Node:
         (self.folder / "boot.sh").write_text(text)
         names = {"HOME": "home", "LOG": "log/boot.log", "FACTS": "etc/node.json", "CONSOLE": "console"}
         env = {f"MUSTER_{name}": f"{self.folder}/{value}" for name, value in names.items()}
-        env |= {"MUSTER_PATH": f"{self.folder}/bin:/usr/local/bin:/usr/bin:/bin", "SEEN": f"{self.folder}/seen", "TMPDIR": str(self.folder), **more}
+        env |= {
+            "MUSTER_PATH": f"{self.folder}/bin:/usr/local/bin:/usr/bin:/bin",
+            "SEEN": f"{self.folder}/seen",
+            "TMPDIR": str(self.folder),
+            **more,
+        }
         done = subprocess.run(
             ["bash", self.folder / "boot.sh"], cwd=self.folder, env=env, capture_output=True, text=True, check=False, timeout=300
         )
@@ -163,7 +175,7 @@ def test_a_failed_check_is_the_reason(node: Node) -> None:
 def test_a_node_that_is_in_no_play_is_not_ready(node: Node) -> None:
     """Ansible ends with 0 when no host matches."""
     found = script().replace("printf '%s ansible_connection=local\\n' \"$node\"", "echo localhost ansible_connection=local")
-    found = found.replace("printf '[%s]\\n%s\\n' \"$group\" \"$node\"", "true")
+    found = found.replace('printf \'[%s]\\n%s\\n\' "$group" "$node"', "true")
     assert found.count("echo localhost") == 1
     code, state, reason = node.image().boot(found)
     assert (code, state) == (1, "failed")
@@ -190,8 +202,9 @@ def test_what_the_type_promises_must_be_there(node: Node, there: bool) -> None:
         assert (code, state, node.read("ran")) == (0, "ready", "one on node-1\n"), reason
         return
     assert (code, state, node.read("ran")) == (1, "failed", "")
-    said = f"configure: node-1 is in muster_compute, muster_efa, muster_gpu, and has no efa: neither its manifest names it nor does the kernel have it ({path})."
-    assert reason.startswith(said) and "Take an image of Muster for p5.48xlarge, or name what it has as muster_components" in reason
+    said = "configure: node-1 is in muster_compute, muster_efa, muster_gpu, and has no efa: "
+    assert reason.startswith(said + f"neither its manifest names it nor does the kernel have it ({path}).")
+    assert "Take an image of Muster for p5.48xlarge, or name what it has as muster_components" in reason
 
 
 def test_a_node_with_nothing_to_run_is_not_ready(node: Node) -> None:
@@ -230,7 +243,9 @@ def test_an_image_without_muster_is_a_failure(node: Node) -> None:
 def test_the_groups_are_those_of_the_inventory_plugins() -> None:
     made = cluster()
     assert [boot.groups(made, each) for each in made["nodes"]] == [["muster_compute", "muster_gpu", "muster_efa"], ["muster_compute"]]
-    trn = cluster(nodes=[{"name": "trn", "type": "trn2.48xlarge", "count": 1}, {"name": "h", "type": "m6i.large", "role": "controller", "count": 1}])
+    trn = cluster(
+        nodes=[{"name": "trn", "type": "trn2.48xlarge", "count": 1}, {"name": "h", "type": "m6i.large", "role": "controller", "count": 1}]
+    )
     assert [boot.groups(trn, each) for each in trn["nodes"]] == [["muster_compute", "muster_neuron", "muster_efa"], ["muster_controller"]]
 
 

@@ -4,9 +4,9 @@
 """The one script by which a node configures itself, however it was started: user data of EC2, lifecycle of HyperPod, post-install of
 ParallelCluster and PCS.
 
-It runs playbook boot.yml of the collection that the image has (`configure`, then `verify_node`) against an inventory with the node alone, in
-the groups that its role and type give it, and reports the verdict where somebody looks: tags of the instance, the features of Slurm, the
-console. A node that fails takes no jobs. A node is ready only when the playbook wrote so as its last task.
+It runs playbook boot.yml of the collection that the image has (`configure`, then `verify_node`) against an inventory with the node alone,
+in the groups that its role and type give it, and reports the verdict where somebody looks: tags of the instance, Slurm, the console. A node
+that fails takes no jobs. A node is ready only when the playbook wrote so as its last task.
 """
 
 from __future__ import annotations
@@ -87,7 +87,8 @@ cat >"$facts" <<'MUSTER_NODE' || fail "$facts cannot be written"
 MUSTER_NODE
 # Not localhost, which is no node to the playbooks.
 node=$(hostname -s)
-[[ $node =~ ^[A-Za-z0-9][A-Za-z0-9-]*$ && $node != localhost ]] || fail "the node's name is '$node', which cannot be a host's; set one by hostnamectl"
+[[ $node =~ ^[A-Za-z0-9][A-Za-z0-9-]*$ && $node != localhost ]] ||
+  fail "the node's name is '$node', which cannot be a host's; set one by hostnamectl"
 {
   printf '%s ansible_connection=local\n' "$node"
   for group in @GROUPS@; do printf '[%s]\n%s\n' "$group" "$node"; done
