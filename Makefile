@@ -84,4 +84,5 @@ lock: ## uv.lock and the hashed requirements from pyproject.toml (needs uv)
 	uv export --quiet --frozen --no-emit-project --no-default-groups --extra trainer --group trainer-tests -o requirements/trainer.txt
 	uv export --quiet --frozen --no-emit-project --no-default-groups --no-header --extra trainer -o roles/trainer/files/requirements.txt
 	uv pip compile --quiet --generate-hashes --universal --python-version 3.11 --no-header --group docs -o requirements/docs.txt
+	uv export --quiet --frozen --no-emit-project --no-default-groups --no-header --no-annotate --extra controller -o playbooks/files/muster_home.txt
 	echo torch==2.11.0 | uv pip compile --quiet --generate-hashes --universal --python-version 3.11 --no-header -o requirements/torch-2.11.txt -

@@ -415,10 +415,12 @@ def test_create_sh_asks_for_ids_and_runs_the_tool(tmp_path: Path, name: str) -> 
     assert subprocess.run(linted, cwd=tmp_path, capture_output=True, text=True, check=False).stdout == ""
 
 
-def test_create_sh_stops_at_an_output_that_is_not_there(tmp_path: Path) -> None:
+@pytest.mark.parametrize("answer", ["", "None"])
+def test_create_sh_stops_at_an_output_that_is_not_there(tmp_path: Path, answer: str) -> None:
+    """The AWS CLI prints None for a stack without any outputs."""
     for name, text in render.files(load(cluster_files.document("parallelcluster"))).items():
         (tmp_path / name).write_text(text)
-    stand_ins(tmp_path / "bin", aws="#!/bin/bash\n", envsubst=ENVSUBST, pcluster=TOOL)
+    stand_ins(tmp_path / "bin", aws=f"#!/bin/bash\necho {answer}\n", envsubst=ENVSUBST, pcluster=TOOL)
     env = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "SEEN": str(tmp_path / "seen")}
     done = subprocess.run(["bash", "create.sh"], cwd=tmp_path, env=env, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode != 0 and "stack mine-fsx has no output FSxLustreFilesystemId" in done.stderr
@@ -469,3 +471,34 @@ def test_a_node_of_hyperpod_finds_its_group(tmp_path: Path, address: str, code: 
     assert (started in seen) if started else not seen
     if "slurmd" in started and "slurmctld" not in started:
         assert (tmp_path / "slurmd.service").read_text().strip().endswith("slurmd -D --conf-server 10.0.0.10")
+
+
+@pytest.mark.parametrize(
+    ("resources", "unit", "broken", "said"),
+    [
+        (RESOURCES, "ExecStart=/opt/slurm/sbin/slurmd -D\n", "", "does not start slurmd with the controllers '10.0.0.10' of "),
+        ({"InstanceGroups": RESOURCES["InstanceGroups"][1:]}, "ExecStart=slurmd $SLURMD_OPTIONS\n", "", "with the controllers '' of "),
+        (RESOURCES, "ExecStart=slurmd $SLURMD_OPTIONS\n", "enable", "slurmd could not be started"),
+        (RESOURCES, "ExecStart=slurmd --conf-server 10.0.0.9\n", "", ""),
+        ({}, "", "", "resources.json could not be read"),
+    ],
+)
+def test_a_node_of_hyperpod_says_why_slurm_did_not_start(tmp_path: Path, resources: Any, unit: str, broken: str, said: str) -> None:
+    (tmp_path / "on_create.sh").write_text(files_of(cluster_files.document("hyperpod-slurm"))["on_create.sh"])
+    (tmp_path / "boot-gpu.sh").write_text("exit 0\n")
+    (tmp_path / "resources.json").write_text(json.dumps(resources))
+    (tmp_path / "slurmd.service").write_text(unit)
+    stand_ins(tmp_path / "bin", systemctl=TOOL + f'[ "$1" != "{broken}" ]\n')
+    env = {
+        "PATH": f"{tmp_path}/bin:{os.environ['PATH']}",
+        "SEEN": str(tmp_path / "seen"),
+        "SAGEMAKER_RESOURCE_CONFIG_PATH": str(tmp_path / "resources.json"),
+        "MUSTER_PROVISIONING_LOG": str(tmp_path / "provisioning.log"),
+        "MUSTER_ADDRESSES": "10.0.0.11",
+        "MUSTER_SLURMD_UNIT": str(tmp_path / "slurmd.service"),
+    }
+    done = subprocess.run(["bash", "on_create.sh"], cwd=tmp_path, env=env, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode == 1, "muster: ready" in done.stdout) == (bool(said), not said), done.stdout + done.stderr
+    assert said in done.stdout
+    if not said:  # a controller that HyperPod replaced
+        assert (tmp_path / "slurmd.service").read_text() == "ExecStart=slurmd --conf-server 10.0.0.10\n"

@@ -4,98 +4,161 @@
 """The one script by which a node configures itself, however it was started: user data of EC2, lifecycle of HyperPod, post-install of
 ParallelCluster and PCS.
 
-It runs the collection that the image has (`configure`, then `verify_node`) against the node alone, and reports the verdict where
-somebody looks: tags of the instance, the features of Slurm, the console. A node that fails takes no jobs.
+It runs playbook boot.yml of the collection that the image has (`configure`, then `verify_node`) against an inventory with the node alone,
+in the groups that its role and type give it, and reports the verdict where somebody looks: tags of the instance, Slurm, the console. A node
+that fails takes no jobs. A node is ready only when the playbook wrote so as its last task.
 """
 
 from __future__ import annotations
 
 import json
 
+from ansible_collections.muster.fleet.plugins.module_utils.aws.cluster import accelerated
+from ansible_collections.muster.fleet.plugins.module_utils.aws.hosts import type_groups
+
 STATE_TAG, REASON_TAG = "muster:state", "muster:reason"
-# Where an image keeps the collection and its environment. Role common puts them there when an image is made.
+# Where an image keeps the collection and its environment. playbooks/tasks/image_muster.yml puts them there when an image is made.
 HOME = "/opt/muster"
+IMAGE_PHASES = ("install", "verify_image")
 # `report` must not end the script: a node that may not tag itself, or that no Slurm knows, still writes its log and its console.
 SCRIPT = r"""#!/bin/bash
 # Configures this node by the Muster that its image has. Runs as root, without HOME or a terminal, as often as you like.
 set -uo pipefail
-export HOME=/root LC_ALL=C.UTF-8 PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
+slurm=/opt/slurm/bin:$(printf '%s:' /opt/aws/pcs/scheduler/slurm-*/bin)
+export HOME=/root LC_ALL=C.UTF-8 PATH=${MUSTER_PATH:-/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:${slurm%:}}
 home=${MUSTER_HOME:-@HOME@}
 log=${MUSTER_LOG:-/var/log/muster-boot.log}
 facts=${MUSTER_FACTS:-/etc/muster/node.json}
-mkdir -p "$(dirname "$log")" "$(dirname "$facts")"
-exec 9>"$facts.lock"
-flock 9
-cat >"$facts" <<'MUSTER_NODE'
-@FACTS@
-MUSTER_NODE
+folder=$(dirname "$facts")
+inventory=$folder/node.ini
+result=$folder/boot
+mkdir -p "$(dirname "$log")" "$folder"
 imds() {
   local token
   token=$(curl -sf -m 5 -X PUT -H "X-aws-ec2-metadata-token-ttl-seconds: 60" http://169.254.169.254/latest/api/token) || return 1
   curl -sf -m 5 -H "X-aws-ec2-metadata-token: $token" "http://169.254.169.254/latest/$1"
 }
-report() { # STATE REASON: the console first, because it needs nothing
-  echo "muster: $1${2:+: $2}" | tee -a "$log" >"${MUSTER_CONSOLE:-/dev/console}" 2>/dev/null || true
-  printf '{"state": "%s", "reason": "%s"}\n' "$1" "${2//\"/\'}" >"$facts.state"
-  local id region
+say() {
+  echo "muster: $1" >>"$log"
+  echo "muster: $1" 2>/dev/null >"${MUSTER_CONSOLE:-/dev/console}" || true
+}
+report() { # STATE REASON
+  local id region why
+  # One line without what JSON would have to escape.
+  why=$(tr '"\134' "'/" <<<"${2:-}" | tr -d '\000-\010\013\014\016-\037' | tr '\n\t\r' '   ' | sed 's/ *$//' | cut -c1-1000)
+  say "$1${why:+: $why}"
+  printf '{"state": "%s", "reason": "%s"}\n' "$1" "$why" >"$facts.state"
   if command -v aws >/dev/null && id=$(imds meta-data/instance-id) && region=$(imds meta-data/placement/region); then
     timeout 60 aws ec2 create-tags --region "$region" --resources "$id" \
-      --tags "Key=muster:state,Value=$1" "Key=muster:reason,Value=${2:0:200}" >>"$log" 2>&1 || true
+      --tags "[{\"Key\": \"muster:state\", \"Value\": \"$1\"}, {\"Key\": \"muster:reason\", \"Value\": \"${why:0:200}\"}]" >>"$log" 2>&1 ||
+      say "the tags of $id could not be set; see $log"
   fi
   if [ "$1" = failed ] && command -v scontrol >/dev/null; then
-    timeout 60 scontrol update "nodename=$(hostname -s)" state=drain "reason=muster: ${2:0:200}" >>"$log" 2>&1 || true
+    timeout 60 scontrol update "nodename=$(hostname -s)" state=drain "reason=muster: ${why:0:200}" >>"$log" 2>&1 ||
+      say "this node could not be drained in Slurm; see $log"
   fi
+}
+fail() { # REASON
+  report failed "$1"
+  exit 1
 }
 collection='@COLLECTION@'
-fetch() { # a collection that ansible-galaxy built, in the bucket of the cluster
+fetch() { # a collection that ansible-galaxy built, in the bucket of the cluster; it has the script and the hashes by which it is installed
   local folder
-  folder=$(mktemp -d)
-  aws s3 cp --only-show-errors "$collection" "$folder/collection.tar.gz" &&
-    python3 -m venv "$home" && "$home/bin/pip" --quiet install ansible-core &&
-    "$home/bin/ansible-galaxy" collection install --force -p "$home/collections" "$folder/collection.tar.gz"
+  folder=$(mktemp -d) &&
+    aws s3 cp --only-show-errors "$collection" "$folder/collection.tar.gz" &&
+    tar -xzf "$folder/collection.tar.gz" -C "$folder" playbooks/files/muster_home.sh playbooks/files/muster_home.txt &&
+    sh "$folder/playbooks/files/muster_home.sh" "$home" "$folder/collection.tar.gz" "$folder/playbooks/files/muster_home.txt" &&
+    rm -rf "$folder"
 }
+said() { # the first error from line `before` of the log on, or its last line
+  { tail -n "+$before" "$log" | grep -m1 -E '^(\[ERROR\]|ERROR!?|fatal):' || grep -v '^ *$' "$log" | tail -n 1; } | cut -c1-300
+}
+{ exec 9>"$facts.lock"; } 2>/dev/null || fail "$facts.lock cannot be written"
+flock 9 || fail "$facts.lock cannot be locked"
 report configuring
-if [ ! -x "$home/bin/ansible-playbook" ] && [ -n "$collection" ] && ! fetch >>"$log" 2>&1; then
-  report failed "$collection could not be installed; see $log"
-  exit 1
+before=$(($(wc -l <"$log") + 1))
+if [ ! -e "$home/.muster-made" ]; then
+  [ -n "$collection" ] || fail "the image has no Muster in $home; name a collection in setup.collection, or another image"
+  fetch >>"$log" 2>&1 || fail "$collection could not be installed: $(said)"
 fi
-if [ ! -x "$home/bin/ansible-playbook" ]; then
-  report failed "the image has no Muster in $home; name a collection in setup.collection, or another image"
-  exit 1
-fi
-run() {
-  ANSIBLE_COLLECTIONS_PATH=$home/collections "$home/bin/ansible-playbook" -i localhost, -c local \
-    -e @"$facts" -e "{muster_phases: [$1]}" muster.fleet.stack </dev/null >>"$log" 2>&1
+cat >"$facts" <<'MUSTER_NODE' || fail "$facts cannot be written"
+@FACTS@
+MUSTER_NODE
+# Not localhost, which is no node to the playbooks.
+node=$(hostname -s)
+[[ $node =~ ^[A-Za-z0-9][A-Za-z0-9-]*$ && $node != localhost ]] ||
+  fail "the node's name is '$node', which cannot be a host's; set one by hostnamectl"
+{
+  printf '%s ansible_connection=local\n' "$node"
+  for group in @GROUPS@; do printf '[%s]\n%s\n' "$group" "$node"; done
+} >"$inventory" || fail "$inventory cannot be written"
+# No configuration of the image or of the folder where this runs counts.
+cat >"$folder/node.cfg" <<MUSTER_CFG || fail "$folder/node.cfg cannot be written"
+[defaults]
+collections_path = $home/collections
+gathering = explicit
+inject_facts_as_vars = false
+interpreter_python = auto_silent
+nocolor = true
+[inventory]
+any_unparsed_is_failed = true
+MUSTER_CFG
+run() { # PHASE
+  rm -f "$result" &&
+    ANSIBLE_CONFIG=$folder/node.cfg "$home/bin/ansible-playbook" -i "$inventory" -e @"$facts" \
+      -e "{muster_phases: [$1], muster_boot_dir: '$folder'}" muster.fleet.boot </dev/null
 }
 for phase in @PHASES@; do
-  if ! run "$phase"; then
-    why=$(grep -oE '"msg": "[^"]*|^.*muster\.fleet\.check.*failed.*|fatal: .*' "$log" | tail -1 | cut -c1-200)
-    report failed "$phase: ${why:-see $log}"
-    exit 1
-  fi
+  before=$(($(wc -l <"$log") + 1))
+  run "$phase" >>"$log" 2>&1
+  code=$?
+  state='' reason=''
+  # The playbook writes it at its end. Ansible ends well when no host is in a play, too.
+  [ ! -s "$result" ] || { read -r state && read -r reason; } <"$result"
+  if [ "$code" = 0 ] && [ "$state" = ready ]; then continue; fi
+  if [ -z "$state" ]; then reason="no task ran on $node, and ansible-playbook ended with $code: $(said)"; fi
+  fail "$phase: ${reason:-see $log}"
 done
 report ready
 """
 
 
+def groups(cluster, group):
+    """The groups of a node of a node group, as the inventory plugins name them; those that no component asks for are left out."""
+    have = accelerated(group["type"])
+    found = type_groups(group["type"], have["accelerator"], bool(have["efa"])) if have else []
+    return ["muster_" + group["role"], *(each for each in found if not each.startswith("muster_type_"))]
+
+
 def facts(cluster, group):
-    """The variables of stack.yml for a node of a group, alone."""
-    found = {
-        "muster_cluster_name": cluster["name"],
-        "muster_cluster_group": group["name"],
-        "muster_cluster_role": group["role"],
-        "instance_type": group["type"],
-        **cluster["setup"]["variables"],
-    }
+    """The variables of boot.yml for a node of a group, alone."""
+    found = {"instance_type": group["type"], **cluster["setup"]["variables"]}
     if cluster["stack"]:
         found["muster_stack_name"] = cluster["stack"]
     return found
 
 
-def script(cluster, group, phases=("configure", "verify_node")):
-    """The script for a node group; the same text for the same group. phases: those of an image are install and verify_image."""
-    known = SCRIPT.replace("@COLLECTION@", cluster["setup"]["collection"]).replace("@PHASES@", " ".join(phases))
-    return known.replace("@HOME@", HOME).replace("@FACTS@", json.dumps(facts(cluster, group), indent=1, sort_keys=True))
+def script(cluster, group):
+    """The script for a node group; the same text for the same group."""
+    return _filled(cluster, groups(cluster, group), facts(cluster, group), ("configure", "verify_node"))
+
+
+def image_script(cluster):
+    """The script that installs what any node of the cluster carries, on the machine of which the image is made."""
+    carried = dict.fromkeys(each for group in cluster["nodes"] for each in groups(cluster, group))
+    known = facts(cluster, cluster["nodes"][0])
+    del known["instance_type"]
+    types = [group["type"] for group in cluster["nodes"] if accelerated(group["type"])]
+    if types:
+        known["muster_image_types"] = list(dict.fromkeys(types))
+    return _filled(cluster, carried, known, IMAGE_PHASES)
+
+
+def _filled(cluster, carried, known, phases):
+    found = SCRIPT.replace("@COLLECTION@", cluster["setup"]["collection"]).replace("@HOME@", HOME)
+    found = found.replace("@GROUPS@", " ".join(carried)).replace("@PHASES@", " ".join(phases))
+    return found.replace("@FACTS@", json.dumps(known, indent=1, sort_keys=True))
 
 
 def user_data(cluster, group):

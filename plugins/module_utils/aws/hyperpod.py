@@ -41,7 +41,11 @@ print(",".join(addresses.get(controller, [])))
 PYTHON
 }
 read -ra addresses <<<"${MUSTER_ADDRESSES:-$(hostname -I)}"
-{ read -r group; read -r controllers; } < <(find_group "$resources" '@CONTROLLER@' "${addresses[@]}")
+found=$(find_group "$resources" '@CONTROLLER@' "${addresses[@]}") || {
+  say "$resources could not be read"
+  exit 1
+}
+{ read -r group; read -r controllers; } <<<"$found"
 if [ -z "${group:-}" ]; then
   say "no group of $resources has one of the addresses ${addresses[*]}"
   exit 1
@@ -57,11 +61,22 @@ fi
 say ready
 """
 SLURM = r"""if [ "$group" = '@CONTROLLER@' ]; then
-  systemctl enable --now slurmctld || exit 1
+  systemctl enable --now slurmctld || {
+    say "slurmctld could not be started"
+    exit 1
+  }
 else
-  # The unit of HyperPod's image has a place for options of slurmd.
+  # The unit of HyperPod's image has a place for options of slurmd; after a run of this script it has those of an earlier controller.
   unit=${MUSTER_SLURMD_UNIT:-/etc/systemd/system/slurmd.service}
-  sed -i "s|\$SLURMD_OPTIONS|--conf-server $controllers|" "$unit" && systemctl daemon-reload && systemctl enable --now slurmd || exit 1
+  sed -i -E "s#[$]SLURMD_OPTIONS|--conf-server [^ ]*#--conf-server $controllers#" "$unit"
+  if [ -z "$controllers" ] || ! grep -qF -- "--conf-server $controllers" "$unit"; then
+    say "$unit does not start slurmd with the controllers '$controllers' of $resources"
+    exit 1
+  fi
+  if ! systemctl daemon-reload || ! systemctl enable --now slurmd; then
+    say "slurmd could not be started"
+    exit 1
+  fi
 fi"""
 
 

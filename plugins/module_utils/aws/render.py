@@ -24,7 +24,8 @@ mkdir -p filled
 output() { # STACK KEY
   local found
   found=$(aws cloudformation describe-stacks --stack-name "$1" --query "Stacks[0].Outputs[?OutputKey=='$2'].OutputValue" --output text)
-  [ -n "$found" ] || { echo "stack $1 has no output $2" >&2; exit 1; }
+  # Without any outputs the AWS CLI prints None.
+  [ -n "$found" ] && [ "$found" != None ] || { echo "stack $1 has no output $2" >&2; exit 1; }
   printf '%s\n' "$found"
 }
 fill() { # FILE VARIABLE...
@@ -84,8 +85,7 @@ def _rendered(cluster):
     # The nodes of EKS come from an image that configures itself.
     scripts = {} if cluster["kind"] == "eks" else _boot(cluster)
     if "build-image.yaml" in own and cluster["setup"]["collection"]:
-        controller = next(each for each in cluster["nodes"] if each["role"] == "controller")
-        scripts["install-image.sh"] = boot.script(cluster, controller, ("install", "verify_image"))
+        scripts["install-image.sh"] = boot.image_script(cluster)
     found.update(scripts)
     found["create.sh"] = _create(cluster, values, stacks, own, scripts)
     return found
