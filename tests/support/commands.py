@@ -20,7 +20,7 @@ BIN = Path(sys.executable).parent
 
 # Other people's commands. A new one fails the test once, so that somebody looks at it.
 FOREIGN = re.compile(
-    r"apt(-get|-mirror)?|aws|cd|chronyc|cp|curl|cut|dcgmi|docker|du|enroot|envsubst|export|exportfs|fi_info|git|grep|journalctl|kill|kubectl"
+    r"ansible-galaxy|apt(-get|-mirror)?|aws|cd|chronyc|cp|curl|cut|dcgmi|docker|du|enroot|envsubst|export|exportfs|fi_info|git|grep|journalctl|kill|kubectl"
     r"|ldconfig|ldd|lsblk|mariadb-dump|muster-health|muster-rehearsal|muster-watch|nsys"
     r"|nvidia-ctk|nvidia-smi|pam-auth-update|podman|reposync|rm|sacctmgr|scontrol|setcap|sinfo|slurmd|srun|ssh|sss_cache|sudo"
     r"|sysctl|systemctl|tar|uname|uv"
