@@ -427,7 +427,7 @@ def test_create_sh_stops_at_an_output_that_is_not_there(tmp_path: Path, answer: 
     assert not (tmp_path / "seen").exists(), "pcluster did not run"
 
 
-RESOURCES = {
+RESOURCES: dict[str, Any] = {
     "ClusterConfig": {"ClusterName": "mine", "ClusterArn": "arn:aws:sagemaker:us-east-1:123456789012:cluster/0123456789ab"},
     "InstanceGroups": [
         {

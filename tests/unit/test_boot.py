@@ -50,7 +50,7 @@ ROLE = {
     ],
     "meta/argument_specs.yml": {"argument_specs": {"main": {"options": {}}}},
 }
-TABLE = [
+TABLE: list[dict[str, Any]] = [
     {"name": "one", "groups": ["muster_gpu"]},
     {"name": "efa", "groups": ["muster_efa"]},
     {"name": "slurm", "groups": ["muster_compute"], "alone": False},
@@ -110,9 +110,9 @@ class Node:
         (self.fleet / "playbooks/vars/components.yml").write_text(yaml.safe_dump(document))
         for entry in TABLE:
             for name, content in ROLE.items():
-                path = self.fleet / "roles" / str(entry["name"]) / name
+                path = self.fleet / "roles" / entry["name"] / name
                 path.parent.mkdir(parents=True, exist_ok=True)
-                text = json.dumps(content).replace("NAME", str(entry["name"])).replace("FOLDER", str(self.folder))
+                text = json.dumps(content).replace("NAME", entry["name"]).replace("FOLDER", str(self.folder))
                 path.write_text(text)
         return self
 
