@@ -274,3 +274,10 @@ def test_the_middle_of_a_long_log_is_left_out(tmp_path: Path, monkeypatch: pytes
     bring(Limited((ended, condition("Succeeded"))), tmp_path)
     assert (tmp_path / "job/output-hello-worker-0.txt").read_text() == "short\n"
     assert (tmp_path / "job/output.txt").read_text() == f"begin here\nm\n{jobs.LEFT_OUT}\nLoss: 2.5\n"
+
+
+def test_the_node_of_a_rank_is_found_by_the_host_that_it_prints(tmp_path: Path) -> None:
+    """A pod of a JobSet has a random end in its name, and none in its host's."""
+    pods = [{**each, "spec": {**each["spec"], "hostname": f"hello-node-0-{number}"}} for number, each in enumerate(ENDED)]
+    _changed, result = bring(Server((pods, condition("Completed"))), tmp_path, "jobset")[:2]
+    assert result["pods"] == {"hello-node-0-0": "host-0", "hello-node-0-1": "host-1"}

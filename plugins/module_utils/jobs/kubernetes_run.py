@@ -148,7 +148,12 @@ class Kubernetes(jobs.Service):
             "exit_code": failed[0]["exitCode"] if failed and state != "COMPLETED" else 1 if condition and state != "COMPLETED" else 0,
             "signal": 0,
             "nodes": sorted({pod["spec"]["nodeName"] for pod in ranks if pod["spec"].get("nodeName")}),
-            "pods": {pod["metadata"]["name"]: pod["spec"]["nodeName"] for pod in ranks if pod["spec"].get("nodeName")},
+            # A rank prints the name of its host, which for a pod of a JobSet is not that of the pod.
+            "pods": {
+                pod["spec"].get("hostname") or pod["metadata"]["name"]: pod["spec"]["nodeName"]
+                for pod in ranks
+                if pod["spec"].get("nodeName")
+            },
             **times,
             "elapsed_s": None,
             "restarts": sum(each.get("restartCount", 0) for each in containers),
