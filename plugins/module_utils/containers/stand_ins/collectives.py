@@ -12,19 +12,7 @@ import socket
 from .node import COLLECTIVES, Refused, known_versions, option, say
 from .nvidia import gpus_of
 
-SIZES = {
-    "char": 1,
-    "int8": 1,
-    "uint8": 1,
-    "half": 2,
-    "bfloat16": 2,
-    "int32": 4,
-    "float": 4,
-    "int64": 8,
-    "double": 8,
-    "f8e4m3": 1,
-    "f8e5m2": 1,
-}
+SIZES = {"char": 1, "int8": 1, "uint8": 1, "half": 2, "bfloat16": 2, "int32": 4, "float": 4, "int64": 8, "double": 8}
 
 
 def expand(text):
