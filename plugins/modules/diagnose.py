@@ -111,7 +111,7 @@ diagnosis:
       description: Nodes that were not tested, and why.
       type: dict
     pairs:
-      description: All tests, by rounds.
+      description: All tests, by rounds. C(well) says how each was judged, and C(kind) is V(near) when both nodes share a leaf.
       type: list
       elements: list
     tests:
@@ -144,6 +144,7 @@ class Tests:
     def __init__(self, module, user, folder):
         self.module, self.user, self.folder = module, user, folder
         self.key = os.path.basename(folder)
+        self.gres = None
 
     def ask(self, *argv):
         rc, out, err = self.module.run_command(list(argv), environ_update=slurm.ENVIRONMENT)
@@ -159,7 +160,9 @@ class Tests:
         document = load(pairs.document_of(params["job"], pair, params["limit"]), ("slurm",))
         folder = self.place(pair, number)
         os.makedirs(folder)
-        gpus = slurm.gpus_of(self.ask("sinfo", "-N", "-h", "-a", "-o", slurm.GRES_FORMAT), document["launcher"]["partition"])
+        if self.gres is None:
+            self.gres = self.ask("sinfo", "-N", "-h", "-a", "-o", slurm.GRES_FORMAT)
+        gpus = slurm.gpus_of(self.gres, document["launcher"]["partition"])
         text = sbatch.render_sbatch(document, documents.identity(document), folder, (), documents.gpus_per_node(document, gpus))
         with open(os.path.join(folder, "job.sbatch"), "w", encoding="utf-8") as file:
             file.write(text)
@@ -235,7 +238,6 @@ def main():
     found = diagnose.verdict(state)
     found.update(
         left_alone={**left, **dict.fromkeys(found["skipped"], pairs.BUSY)},
-        pairs=state["rounds"],
         rehearsed=rounds.stand_ins,
         size=rounds.largest,
         stopped=stopped,

@@ -55,6 +55,7 @@ class Slurm:
         self.slow: set[str] = set()
         self.hangs: set[str] = set()
         self.busy: set[str] = set()
+        self.lag = 0.0  # seconds until Slurm starts a job
         self.cut: set[str] = set()
         self.cancelled: list[str] = []
         self.rounds = pairs.Rounds(
@@ -82,8 +83,8 @@ class Slurm:
     def queue(self, ids: list[str]) -> dict[str, str]:
         out = {}
         for job in ids:
-            pair, at = self.jobs[job]
-            if self.busy & set(pair):
+            pair, at = self.jobs[job][0], self.jobs[job][1] + self.lag
+            if self.busy & set(pair) or self.now < at:
                 out[job] = "PENDING"
             elif self.hangs & set(pair) or self.now - at < 1:
                 out[job] = "RUNNING"
@@ -137,6 +138,27 @@ def test_the_whole_has_a_budget() -> None:
     assert found["bad"] == []
     assert stopped == "its time was over in round 1"
     assert slurm.now < 100
+    # Nobody knows what would have come of the test, and nobody else has the nodes.
+    assert (found["untested"], found["skipped"], found["tests"]) == (["n1", "n2"], [], 3)
+    assert diagnose.faults({**found, "stopped": stopped}) == [
+        "Not tested: n1, n2; raise budget or rounds in muster_diagnose.",
+        "The diagnosis stopped early, its time was over in round 1; raise budget in muster_diagnose.",
+    ]
+
+
+def test_a_test_that_the_budget_cuts_blames_nobody() -> None:
+    """n1 was slow with two partners, and the third test is cut: it must not be the third witness."""
+    slurm = Slurm(limit=100, budget=2.2)
+    slurm.slow = {"n1"}
+    found, stopped = slurm.diagnose(6)
+    assert stopped.startswith("its time was over in round ")
+    assert (found["bad"], found["undecided"]) == ([], ["n1"]), found
+
+
+def test_a_diagnosis_that_knows_everything_did_not_stop_early() -> None:
+    slurm = Slurm(limit=100, budget=0.9)
+    found, stopped = slurm.diagnose(8)
+    assert (len(found["proven"]), stopped, diagnose.faults(found)) == (8, "", [])
 
 
 def test_idle_nodes_alone_are_tested() -> None:
@@ -162,6 +184,22 @@ def test_outputs_that_prove_nothing(text: str, words: str) -> None:
     assert error and (words in error or words == "no table")
 
 
+def test_the_time_between_rounds_ends_when_a_job_runs() -> None:
+    slurm = Slurm()
+    slurm.slow, slurm.lag = {"n2"}, 3
+    found, _stopped = slurm.diagnose(6)
+    assert found["rounds"] == len(slurm.rounds.between) + 1 > 1
+    assert all(3 <= seconds <= 3.5 for seconds in slurm.rounds.between), slurm.rounds.between
+
+
+@pytest.mark.parametrize(("busbw", "printed"), [(0.0463, "0.05"), (0.0537, "0.05"), (48.123, "48.12")])
+def test_a_slow_network_is_measured_by_the_time(busbw: float, printed: str) -> None:
+    text = table(("n1", "n2"), busbw)
+    assert f" {printed} " in text
+    value, error = pairs.value_of(text, ("n1", "n2"), 2, "all_reduce")
+    assert (value, error) == (pytest.approx(busbw, rel=0.001), "")
+
+
 def test_what_a_person_reads() -> None:
     slurm = Slurm()
     slurm.slow = {"n2"}
@@ -171,5 +209,7 @@ def test_what_a_person_reads() -> None:
     assert "5 nodes are well, by 6 tests of pairs in 3 rounds of 1 GiB" in text, text
     [fault] = diagnose.faults(found)
     assert fault.startswith("n2 is bad: ") and fault.endswith("then run muster-health --level full there.")
+    [fault] = diagnose.faults(found, drained=True)
+    assert fault.endswith("where 48 is usual. It is drained; run muster-health --level full there.")
     assert diagnose.faults({"undecided": ["n1", "n2"]}) == ["Undecided: n1, n2; run diagnose.yml again, with more idle nodes."]
     assert diagnose.faults({**found, "bad": []}) == []
