@@ -28,12 +28,12 @@ NAME = "diagnose"
 NODES = [f"compute-{number}" for number in range(1, 7)]
 WIRE, HALF = "200mbit", "100mbit"
 LIMIT = 60
-# A rank has a node of its own: partitions of the local fleet let two jobs share one.
+# A node has one job: the partition of the local fleet lets two share one. By default Slurm starts a batch job up to three seconds later.
 SETTINGS = """\
 slurm_config:
   SlurmdTimeout: 60
   SlurmctldTimeout: 10
-  SchedulerParameters: nohold_on_prolog_fail,sched_interval=5,bf_interval=5
+  SchedulerParameters: nohold_on_prolog_fail,sched_interval=5,bf_interval=5,batch_sched_delay=1
   DefMemPerCPU: 700
 slurm_partitions: "{{ slurm_nodegroups | muster.fleet.slurm_compute_partitions({'OverSubscribe': 'NO'}) }}"
 muster_components: [common, slurm, trainer]
@@ -120,8 +120,8 @@ def rule(fleet: Fleet, node: str, chain: str, *match: str) -> Iterator[None]:
 
 
 def lossy(fleet: Fleet, node: str) -> contextlib.AbstractContextManager[None]:
-    """One packet of twenty that the node receives is lost."""
-    return rule(fleet, node, "INPUT", "-m", "statistic", "--mode", "random", "--probability", "0.05")
+    """Three packets of twenty that the node receives are lost."""
+    return rule(fleet, node, "INPUT", "-m", "statistic", "--mode", "random", "--probability", "0.15")
 
 
 def black_hole(fleet: Fleet, node: str) -> contextlib.AbstractContextManager[None]:

@@ -23,10 +23,9 @@ TEMPLATE = {
 }
 
 
-def table(pair: tuple[str, str], busbw: float) -> str:
+def table(pair: tuple[str, str], busbw: float, in_place: float | None = None) -> str:
     """The output of all_reduce_perf, 2 ranks, one size, by the grammar of nccl-tests 2.19."""
-    algbw, time = busbw, 1073741824 / busbw / 1000
-    side = f"  {time:7.1f}  {algbw:6.2f}  {busbw:6.2f}      0"
+    sides = [f"  {1073741824 / each / 1000:7.1f}  {each:6.2f}  {each:6.2f}      0" for each in (busbw, in_place or busbw)]
     head = "     time   algbw   busbw #wrong"
     return "\n".join([
         "# nccl-tests version 2.19.6 nccl-headers=22809 nccl-library=22809",
@@ -38,7 +37,7 @@ def table(pair: tuple[str, str], busbw: float) -> str:
         *(f"#  Rank {rank:2d} Group  0 Pid      7 on {host:>10} device  0 [0000:10:00] NVIDIA H100" for rank, host in enumerate(pair)),
         "#",
         f"#       size         count      type   redop    root{head}{head}",
-        f"  1073741824     268435456     float     sum      -1{side}{side}",
+        f"  1073741824     268435456     float     sum      -1{''.join(sides)}",
         "# Out of bounds values : 0 OK",
         f"# Avg bus bandwidth    : {busbw} ",
         "#",
@@ -192,12 +191,24 @@ def test_the_time_between_rounds_ends_when_a_job_runs() -> None:
     assert all(3 <= seconds <= 3.5 for seconds in slurm.rounds.between), slurm.rounds.between
 
 
-@pytest.mark.parametrize(("busbw", "printed"), [(0.0463, "0.05"), (0.0537, "0.05"), (48.123, "48.12")])
+@pytest.mark.parametrize(("busbw", "printed"), [(0.0046, "0.00"), (0.0463, "0.05"), (0.0537, "0.05"), (48.12, "48.12")])
 def test_a_slow_network_is_measured_by_the_time(busbw: float, printed: str) -> None:
     text = table(("n1", "n2"), busbw)
     assert f" {printed} " in text
     value, error = pairs.value_of(text, ("n1", "n2"), 2, "all_reduce")
     assert (value, error) == (pytest.approx(busbw, rel=0.001), "")
+
+
+def test_the_better_placement_counts() -> None:
+    for text in (table(("n1", "n2"), 30, in_place=48), table(("n1", "n2"), 48, in_place=30)):
+        assert pairs.value_of(text, ("n1", "n2"), 2, "all_reduce") == (pytest.approx(48, rel=0.001), "")
+
+
+def test_a_test_that_fails_does_not_hang() -> None:
+    slurm = Slurm()
+    slurm.cut, slurm.hangs = {"n1"}, {"n4"}
+    found, _stopped = slurm.diagnose(8)
+    assert {each["node"]: each["hung"] for each in found["bad"]} == {"n1": False, "n4": True}
 
 
 def test_what_a_person_reads() -> None:

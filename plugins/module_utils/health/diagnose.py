@@ -22,6 +22,7 @@ from statistics import median
 SLOW = 0.85  # a pair below this part of what pairs of its kind reach is slow
 MOST_ROUNDS = 8
 LARGE = 64
+NO_END = "no end within"  # the error of a test that hangs begins so
 PROPOSAL = "Drain it with muster_diagnose: {drain: true}, then run muster-health --level full there."
 FAR_PART = 0.8  # a pair across leaves reaches at least this part of a near one
 
@@ -136,7 +137,7 @@ def standing(state):
     """{node: {"good": partners, "slow": partners, "hung": partners}} so far."""
     out: dict = {node: {"good": [], "slow": [], "hung": []} for node in state["nodes"]}
     for test, well in judged(state):
-        word = "good" if well else "hung" if test["error"] else "slow"
+        word = "good" if well else "hung" if test["error"].startswith(NO_END) else "slow"
         one, other = test["nodes"]
         out[one][word].append(other)
         out[other][word].append(one)

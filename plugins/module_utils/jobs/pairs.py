@@ -44,14 +44,17 @@ def document_of(template, pair, limit_s):
 
 
 def value_of(text, pair, ranks, collective):
-    """(busbw at the largest size, error) of an output of nccl-tests or its twin."""
+    """(busbw at the largest size, error) of an output of nccl-tests or its twin.
+
+    It is the better of out-of-place and in-place: what is wrong with a node slows both, and what else happens on it often only one.
+    """
     try:
-        document = nccl_judge.judge(parse(text, collective), {"hosts": list(pair), "ranks": ranks})
+        document = nccl_judge.judge(parse(text, collective), {"hosts": list(pair), "ranks": ranks, "listed": True})
     except ResultsError as error:
         return None, str(error)
     if document["verdict"] != "passed":
         return None, document["reasons"][0]
-    rows = [(row, table["collective"]) for table in document["tables"] for row in table["rows"] if row["placement"] == "out_of_place"]
+    rows = [(row, table["collective"]) for table in document["tables"] for row in table["rows"]]
     if not rows:
         return None, "the output has no row"
     most = max(row["size"] for row, _name in rows)
@@ -138,7 +141,7 @@ class Rounds:
                 self.stand_ins += [name for name in rehearsal.named(text) if name not in self.stand_ins]
                 value, error = value_of(text, pair, self.ranks, self.collective)
                 if job in late:
-                    value, error = None, "no end within %d s" % self.limit_s
+                    value, error = None, "%s %d s" % (diagnose.NO_END, self.limit_s)
                 elif not self.largest:
                     self.largest = sizes_of(text, self.collective)
                 results.append({"nodes": list(pair), "value": value, "error": error})
