@@ -178,6 +178,11 @@ class Tests:
         found = dict(line.split() for line in text.splitlines() if len(line.split()) == 2)
         return {job: state for job, state in found.items() if job in ids and state not in slurm.FINAL_STATES}
 
+    def held(self, ids):
+        text = self.ask("squeue", "-h", "-a", "--name=" + pairs.JOB_NAME % self.key, "-o", "%i %N")
+        rows = [line.split() for line in text.splitlines()]
+        return {host for row in rows if len(row) == 2 and row[0] in ids for host in slurm.expand(row[1])}
+
     def output(self, pair, number):
         return read_text(os.path.join(self.place(pair, number), "output.txt"), "")
 
@@ -226,6 +231,7 @@ def main():
             queue=tests.queue,
             output=tests.output,
             cancel=tests.cancel,
+            held=tests.held,
             ranks=2 * int(params["job"].get("procs_per_node") or 1) * ranks_of(params["job"]),
             collective=params["collective"],
             limit_s=params["limit"],

@@ -55,6 +55,9 @@ class Slurm:
         self.hangs: set[str] = set()
         self.busy: set[str] = set()
         self.lag = 0.0  # seconds until Slurm starts a job
+        self.clings = 0.0  # seconds for which a node that hangs keeps a cancelled job
+        self.kept: dict[str, float] = {}  # {cancelled job: until when}
+        self.ran: dict[str, float] = {}  # {job: since when}
         self.cut: set[str] = set()
         self.cancelled: list[str] = []
         self.rounds = pairs.Rounds(
@@ -62,6 +65,7 @@ class Slurm:
             queue=self.queue,
             output=self.output,
             cancel=self.cancel,
+            held=self.held,
             ranks=2,
             collective="all_reduce",
             limit_s=limit,
@@ -82,10 +86,12 @@ class Slurm:
     def queue(self, ids: list[str]) -> dict[str, str]:
         out = {}
         for job in ids:
-            pair, at = self.jobs[job][0], self.jobs[job][1] + self.lag
-            if self.busy & set(pair) or self.now < at:
+            pair, at = self.jobs[job]
+            if job not in self.ran and self.now >= at + self.lag and not (self.busy | self.held(list(self.kept))) & set(pair):
+                self.ran[job] = self.now
+            if job not in self.ran:
                 out[job] = "PENDING"
-            elif self.hangs & set(pair) or self.now - at < 1:
+            elif self.hangs & set(pair) or self.now - self.ran[job] < 1:
                 out[job] = "RUNNING"
         return {job: state for job, state in out.items() if job not in self.cancelled}
 
@@ -95,6 +101,11 @@ class Slurm:
 
     def cancel(self, ids: list[str]) -> None:
         self.cancelled += ids
+        self.kept.update({job: self.now + self.clings for job in ids if job in self.ran})
+
+    def held(self, ids: list[str]) -> set[str]:
+        kept = [job for job in ids if self.kept.get(job, 0) > self.now]
+        return {node for job in kept for node in self.jobs[job][0] if node in self.hangs}
 
     def diagnose(self, count: int) -> tuple[dict[str, Any], str]:
         state = diagnose.start([f"n{index}" for index in range(1, count + 1)])
@@ -111,6 +122,18 @@ def test_a_slow_node_and_one_that_hangs_among_six() -> None:
     assert slurm.cancelled, "a job that hangs does not stay on its nodes"
     assert slurm.rounds.largest == "1 GiB"
     assert max(slurm.rounds.between) <= 2
+
+
+@pytest.mark.parametrize(
+    ("clings", "words"), [(80, "no end within 100 s with n"), (10000, "because Slurm cannot end the test before with n")]
+)
+def test_a_hung_node_that_keeps_its_cancelled_test_is_no_busy_one(clings: float, words: str) -> None:
+    slurm = Slurm(limit=100, budget=2000, start=30)
+    slurm.hangs, slurm.clings = {"n3"}, clings
+    found, stopped = slurm.diagnose(6)
+    assert ({each["node"]: each["hung"] for each in found["bad"]}, found["skipped"], stopped) == ({"n3": True}, [], "")
+    assert found["bad"][0]["evidence"].count(words) >= 2, found["bad"]
+    assert len(found["proven"]) == 5
 
 
 def test_a_cut_output_is_no_speed() -> None:

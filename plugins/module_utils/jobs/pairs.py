@@ -83,13 +83,14 @@ def sizes_of(text, collective):
 class Rounds:
     """Runs the rounds of a diagnosis.
 
-    submit(pair, number) -> job id, queue(ids) -> {id: state} of those that Slurm still has, output(pair, number) -> text, cancel(ids).
+    submit(pair, number) -> job id, queue(ids) -> {id: state} of those that Slurm still has, output(pair, number) -> text, cancel(ids),
+    held(ids) -> the nodes that Slurm has not got back from these jobs.
     """
 
     def __init__(
-        self, *, submit, queue, output, cancel, ranks, collective, limit_s, start_s, budget_s, clock=time.monotonic, sleep=time.sleep
+        self, *, submit, queue, output, cancel, held, ranks, collective, limit_s, start_s, budget_s, clock=time.monotonic, sleep=time.sleep
     ):
-        self.submit, self.queue, self.output, self.cancel = submit, queue, output, cancel
+        self.submit, self.queue, self.output, self.cancel, self.held = submit, queue, output, cancel, held
         self.ranks, self.collective = ranks, collective
         self.limit_s, self.start_s = limit_s, start_s
         self.clock, self.sleep = clock, sleep
@@ -98,6 +99,7 @@ class Rounds:
         self.largest = ""
         self.between: list = []  # seconds from the end of a round's last job to the start of the next round's first
         self.ended = None
+        self.ending: list = []  # jobs that hung and were cancelled; a node that hangs may hold them long
 
     def run(self, state):
         """Run all rounds; the sentence that says why it stopped early, or ""."""
@@ -113,6 +115,7 @@ class Rounds:
         """The results of the pairs of a round."""
         waiting = {self.submit(pair, number): pair for pair in pairs}
         began: dict = {}
+        kept: dict = {}  # {job: when a node of its pair was last held by a test before}
         submitted, results = self.clock(), []
         while waiting:
             states = self.queue(list(waiting))
@@ -124,18 +127,27 @@ class Rounds:
                 self.ended = None
             over = [job for job in waiting if job not in states]
             late = [job for job in waiting if job in began and job in states and now - began[job] >= self.limit_s]
-            stuck = [job for job in waiting if job not in began and job in states and now - submitted >= self.start_s]
+            pending = [job for job in waiting if job not in began and job in states]
+            held = self.held(self.ending) if pending and self.ending else set()
+            kept.update({job: now for job in pending if held & set(waiting[job])})
+            unended = [job for job in pending if kept.get(job) == now and now - submitted >= self.limit_s]
+            stuck = [job for job in pending if job not in unended and now - kept.get(job, submitted) >= self.start_s]
             # What would have come of them is unknown.
-            cut = [job for job in waiting if job in states and job not in late + stuck] if now >= self.end else []
-            if late or stuck or cut:
-                self.cancel(late + stuck + cut)
-            for job in over + late + stuck + cut:
+            cut = [job for job in waiting if job in states and job not in late + unended + stuck] if now >= self.end else []
+            self.ending += late
+            if late or unended or stuck or cut:
+                self.cancel(late + unended + stuck + cut)
+            for job in over + late + unended + stuck + cut:
                 pair = waiting.pop(job)
                 if job in cut:
                     results.append({"nodes": list(pair), "unfinished": True})
                     continue
                 if job in stuck:
                     results.append({"nodes": list(pair), "value": None, "error": BUSY, "skipped": True})
+                    continue
+                if job in unended:
+                    error = "%s %d s, because Slurm cannot end the test before" % (diagnose.NO_END, self.limit_s)
+                    results.append({"nodes": list(pair), "value": None, "error": error})
                     continue
                 text = self.output(pair, number)
                 self.stand_ins += [name for name in rehearsal.named(text) if name not in self.stand_ins]
