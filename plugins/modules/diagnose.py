@@ -111,7 +111,7 @@ diagnosis:
       description: Nodes that were not tested, and why.
       type: dict
     pairs:
-      description: All tests, by rounds.
+      description: All tests, by rounds. C(well) says how each was judged, and C(kind) is V(near) when both nodes share a leaf.
       type: list
       elements: list
     tests:
@@ -144,6 +144,7 @@ class Tests:
     def __init__(self, module, user, folder):
         self.module, self.user, self.folder = module, user, folder
         self.key = os.path.basename(folder)
+        self.gres = None
 
     def ask(self, *argv):
         rc, out, err = self.module.run_command(list(argv), environ_update=slurm.ENVIRONMENT)
@@ -159,7 +160,9 @@ class Tests:
         document = load(pairs.document_of(params["job"], pair, params["limit"]), ("slurm",))
         folder = self.place(pair, number)
         os.makedirs(folder)
-        gpus = slurm.gpus_of(self.ask("sinfo", "-N", "-h", "-a", "-o", slurm.GRES_FORMAT), document["launcher"]["partition"])
+        if self.gres is None:
+            self.gres = self.ask("sinfo", "-N", "-h", "-a", "-o", slurm.GRES_FORMAT)
+        gpus = slurm.gpus_of(self.gres, document["launcher"]["partition"])
         text = sbatch.render_sbatch(document, documents.identity(document), folder, (), documents.gpus_per_node(document, gpus))
         with open(os.path.join(folder, "job.sbatch"), "w", encoding="utf-8") as file:
             file.write(text)
@@ -174,6 +177,11 @@ class Tests:
         text = self.ask("squeue", "-h", "-a", "--name=" + pairs.JOB_NAME % self.key, "-o", "%i %T")
         found = dict(line.split() for line in text.splitlines() if len(line.split()) == 2)
         return {job: state for job, state in found.items() if job in ids and state not in slurm.FINAL_STATES}
+
+    def held(self, ids):
+        text = self.ask("squeue", "-h", "-a", "--name=" + pairs.JOB_NAME % self.key, "-o", "%i %N")
+        rows = [line.split() for line in text.splitlines()]
+        return {host for row in rows if len(row) == 2 and row[0] in ids for host in slurm.expand(row[1])}
 
     def output(self, pair, number):
         return read_text(os.path.join(self.place(pair, number), "output.txt"), "")
@@ -223,6 +231,7 @@ def main():
             queue=tests.queue,
             output=tests.output,
             cancel=tests.cancel,
+            held=tests.held,
             ranks=2 * int(params["job"].get("procs_per_node") or 1) * ranks_of(params["job"]),
             collective=params["collective"],
             limit_s=params["limit"],
@@ -235,7 +244,6 @@ def main():
     found = diagnose.verdict(state)
     found.update(
         left_alone={**left, **dict.fromkeys(found["skipped"], pairs.BUSY)},
-        pairs=state["rounds"],
         rehearsed=rounds.stand_ins,
         size=rounds.largest,
         stopped=stopped,

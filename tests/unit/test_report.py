@@ -14,6 +14,7 @@ import jsonschema
 import pytest
 from ansible.module_utils.testing import patch_module_args
 
+from ansible_collections.muster.fleet.plugins.module_utils.health import diagnose
 from ansible_collections.muster.fleet.plugins.module_utils.report import document as logic
 from ansible_collections.muster.fleet.plugins.module_utils.report.curves import collectives
 from ansible_collections.muster.fleet.plugins.module_utils.report.html import duration
@@ -469,3 +470,60 @@ def test_the_time_of_the_run_is_drawn_from_prometheus(folder: Path) -> None:
     page = render_html(report)
     assert "During the run" in page and "The highest 8 of 11." in page
     assert "During the run" not in render_html({**report, "metrics": []})
+
+
+def diagnosis(count: int, slow: tuple[str, ...] = (), hangs: tuple[str, ...] = ()) -> dict:
+    """What diagnose.yml leaves of a fleet in which these nodes are slow or hang."""
+    state = diagnose.start([f"n{index}" for index in range(1, count + 1)])
+    while pairs := diagnose.plan(state):
+        results = []
+        for pair in pairs:
+            hung = bool(set(hangs) & set(pair))
+            value = None if hung else 20.0 if set(slow) & set(pair) else 48.0
+            results.append({"nodes": list(pair), "value": value, "error": "no end within 60 s" if hung else ""})
+        diagnose.record(state, results)
+    return {**diagnose.verdict(state), "left_alone": {"n<7>": "it is allocated"}, "size": "1 GiB", "stopped": "", "between": [0.5]}
+
+
+def test_the_pairs_of_a_diagnosis_are_a_heat_map(folder: Path) -> None:
+    (folder / "diagnose.json").write_text(json.dumps(diagnosis(6, slow=("n2",), hangs=("n5",))))
+    (folder / "diagnose-p5.48xlarge.json").write_text(json.dumps({**diagnosis(2), "rehearsed": ["all_reduce_perf"]}))
+    report = logic.build(folder)
+    jsonschema.validate(report, SCHEMA)
+    assert [entry["type"] for entry in report["diagnoses"]] == ["p5.48xlarge", ""]
+    page = render_html(report)
+    assert page.count('<section id="pairs">') == 1
+    tests = report["diagnoses"][1]["pairs"]
+    rows = dict(re.findall(r'<tr><th scope="row">(n\d)</th>(.*?)</tr>', page.partition("All nodes")[2]))
+    cells = {row: re.findall(r"<td (.*?)>(.*?)</td>", rest) for row, rest in rows.items()}
+    assert [len(each) for each in cells.values()] == [6] * 6
+    for test in (test for round_ in tests for test in round_):
+        one, other = (int(node[1:]) - 1 for node in test["nodes"])
+        for row, column in ((one, other), (other, one)):
+            style, words = cells[f"n{row + 1}"][column]
+            if test["error"]:
+                assert (words, 'class="heat none"' in style) == ("none", True)
+            else:
+                part = 100 if test["value"] == 48 else 0
+                assert words == "%.3g" % test["value"] and f'style="--part: {part}%"' in style
+            assert " with " in style and "in round " in style
+    untested = 36 - 6 - 2 * len({frozenset(test["nodes"]) for round_ in tests for test in round_})
+    assert sum(each == ('class=""', "") for row in cells.values() for each in row) == untested > 0
+    assert "n2 is bad: 20 with n1; " in page and "n5 is bad (it hangs): no end within 60 s with " in page
+    assert "n&lt;7&gt; is left alone: it is allocated" in page
+    assert "stand-ins of a rehearsal (all_reduce_perf) printed the outputs" in page
+    assert f"4 nodes are well, by {sum(map(len, tests))} tests of pairs in {len(tests)} rounds of 1 GiB" in page
+
+
+def test_a_large_fleet_s_heat_map_has_the_slowest_pairs(folder: Path) -> None:
+    (folder / "diagnose.json").write_text(json.dumps(diagnosis(1024, slow=("n1000",))))
+    report = logic.build(folder)
+    page = render_html(report)
+    assert "Of 1024 nodes, the 24 of the slowest pairs." in page and '<th scope="row">n1000</th>' in page
+    assert len(page) < len(render_html({**report, "diagnoses": []})) + 60000
+
+
+def test_a_dry_run_and_a_run_without_a_diagnosis_have_no_heat_map(folder: Path) -> None:
+    assert "Pairs of nodes" not in render_html(logic.build(folder))
+    (folder / "diagnose.json").write_text(json.dumps({"pairs": [[["n1", "n2"]]], "left_alone": {}}))
+    assert logic.build(folder)["diagnoses"] == []

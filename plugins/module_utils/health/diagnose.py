@@ -22,6 +22,8 @@ from statistics import median
 SLOW = 0.85  # a pair below this part of what pairs of its kind reach is slow
 MOST_ROUNDS = 8
 LARGE = 64
+NO_END = "no end within"  # the error of a test that hangs begins so
+PROPOSAL = "Drain it with muster_diagnose: {drain: true}, then run muster-health --level full there."
 FAR_PART = 0.8  # a pair across leaves reaches at least this part of a near one
 
 
@@ -64,6 +66,7 @@ def record(state, results):
     """Take the results of the pairs that `plan` gave. A pair without a result counts as one that did not end.
 
     A pair whose result has `skipped` was not tested, for example because somebody's job took a node: its nodes leave the diagnosis.
+    One that has `unfinished` was not tested to its end, because the time of the whole diagnosis was over: it tells nothing.
     """
     given = {frozenset(each["nodes"]): each for each in results}
     asked = {frozenset(pair) for pair in state["asked"]}
@@ -80,6 +83,8 @@ def record(state, results):
         if skipped & set(pair):
             continue
         found = given.get(frozenset(pair), {"value": None, "error": "no result"})
+        if found.get("unfinished"):
+            continue
         round_.append({"nodes": list(pair), "value": found.get("value"), "error": found.get("error") or ""})
     state["rounds"].append(round_)
     state["asked"] = []
@@ -132,7 +137,7 @@ def standing(state):
     """{node: {"good": partners, "slow": partners, "hung": partners}} so far."""
     out: dict = {node: {"good": [], "slow": [], "hung": []} for node in state["nodes"]}
     for test, well in judged(state):
-        word = "good" if well else "hung" if test["error"] else "slow"
+        word = "good" if well else "hung" if test["error"].startswith(NO_END) else "slow"
         one, other = test["nodes"]
         out[one][word].append(other)
         out[other][word].append(one)
@@ -281,7 +286,10 @@ def wants_across(state, found):
 
 
 def verdict(state):
-    """{bad: [{node, pairs, evidence, hung}], links: [{nodes, evidence}], undecided, untested, proven, usual, tests, rounds}."""
+    """{bad: [{node, pairs, evidence, hung}], links: [{nodes, evidence}], undecided, untested, proven, usual, tests, rounds, pairs}.
+
+    pairs: of each round its tests, {nodes, value, error, kind, well}.
+    """
     out, found, typical = sort_out(state), standing(state), usual(state)
     values: dict = {}
     for test in tests_of(state):
@@ -291,6 +299,8 @@ def verdict(state):
         return ["%s with %s" % (test["error"] or "%.4g" % test["value"], other) for test in values[frozenset((one, other))]]
 
     normal = typical["near"] or typical["far"] or 0
+    wells = iter(judged(state))
+    pairs = [[{**test, "kind": kind(state, test["nodes"]), "well": next(wells)[1]} for test in round_] for round_ in state["rounds"]]
     return {
         "bad": [
             {
@@ -309,35 +319,56 @@ def verdict(state):
         "tests": len(tests_of(state)),
         "rounds": len(state["rounds"]),
         "skipped": state.get("skipped", []),
+        "pairs": pairs,
     }
 
 
-def lines(found):
-    """What a person wants to know of a diagnosis, one line each."""
-    out = ["%s is bad%s: %s" % (each["node"], " (it hangs)" if each.get("hung") else "", each["evidence"]) for each in found.get("bad", [])]
+def bad_words(each):
+    """Why a node is bad."""
+    return "%s is bad%s: %s" % (each["node"], " (it hangs)" if each.get("hung") else "", each["evidence"])
+
+
+def findings(found):
+    """What makes a diagnosis fail: bad nodes, bad links, and what is undecided."""
+    out = [bad_words(each) for each in found.get("bad", [])]
     out += ["the link between %s is bad: %s" % (" and ".join(each["nodes"]), each["evidence"]) for each in found.get("links", [])]
-    for key, words in (("undecided", "undecided"), ("untested", "not tested")):
-        if found.get(key):
-            out.append("%s: %s" % (words, ", ".join(found[key])))
+    return out + (["undecided: %s" % ", ".join(found["undecided"])] if found.get("undecided") else [])
+
+
+def remarks(found):
+    """What else a person wants to know of a diagnosis."""
+    out = ["not tested: %s" % ", ".join(found["untested"])] if found.get("untested") else []
     out += ["%s is left alone: %s" % item for item in sorted(found.get("left_alone", {}).items())]
-    if "tests" in found:
-        words = "%d nodes are well, by %d tests of pairs in %d rounds" % (len(found["proven"]), found["tests"], found["rounds"])
-        out.append(words + (" of %s" % found["size"] if found.get("size") else ""))
-        out += ["it stopped early: %s" % found["stopped"]] if found.get("stopped") else []
+    out += ["it stopped early: %s" % found["stopped"]] if found.get("stopped") else []
     if found.get("rehearsed"):
         out.append("stand-ins of a rehearsal (%s) printed the outputs, so nothing was measured" % ", ".join(found["rehearsed"]))
     return out
 
 
-def faults(found):
-    """The sentences that fail a diagnosis. An undecided node does, because nobody knows whether it may train."""
+def spent(found):
+    """How many nodes are well, and what it cost to find out."""
+    words = "%d nodes are well, by %d tests of pairs in %d rounds" % (len(found["proven"]), found["tests"], found["rounds"])
+    return words + (" of %s" % found["size"] if found.get("size") else "")
+
+
+def lines(found):
+    """What a person wants to know of a diagnosis, one line each."""
+    return findings(found) + ([spent(found)] if "tests" in found else []) + remarks(found)
+
+
+def faults(found, drained=False):
+    """The sentences that fail a diagnosis. A node of which too little is known does, too. drained: whether the bad nodes were drained."""
     out = []
     for each in found.get("bad", []):
-        message = "%s is bad: %s. Drain it with muster_diagnose: {drain: true}, then run muster-health --level full there."
-        out.append(message % (each["node"], each["evidence"]))
+        what = "It is drained; run muster-health --level full there." if drained else PROPOSAL
+        out.append("%s. %s" % (bad_words(each), what))
     for each in found.get("links", []):
         message = "The link between %s is bad (%s), and each of them is well with others; report it to the provider of the network."
         out.append(message % (" and ".join(each["nodes"]), each["evidence"]))
     if found.get("undecided"):
         out.append("Undecided: %s; run diagnose.yml again, with more idle nodes." % ", ".join(found["undecided"]))
+    if found.get("untested"):
+        out.append("Not tested: %s; raise budget or rounds in muster_diagnose." % ", ".join(found["untested"]))
+    if found.get("stopped"):
+        out.append("The diagnosis stopped early, %s; raise budget in muster_diagnose." % found["stopped"])
     return out

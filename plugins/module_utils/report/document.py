@@ -27,6 +27,11 @@ from ansible_collections.muster.fleet.plugins.module_utils.report.page import re
 from ansible_collections.muster.fleet.plugins.module_utils.report.run_record import named_hosts
 
 SCHEMA = "muster.report/1"
+# Of a diagnosis, with what stands for a value that it lacks.
+DIAGNOSIS: dict[str, Any] = {
+    **{key: [] for key in ("bad", "links", "undecided", "untested", "proven", "rehearsed", "pairs", "between")},
+    **{"left_alone": {}, "usual": {"near": None, "far": None}, "tests": 0, "rounds": 0, "size": "", "stopped": ""},
+}
 STEP_KEYS = ("step", "loss", "samples_per_s", "tokens_per_s", "lr", "grad_norm")
 
 
@@ -61,6 +66,7 @@ def build(folder: Path) -> dict[str, Any]:
         "collectives": [entry for job in jobs for entry in _collectives(folder, job, notes)],
         "training": [entry for job in jobs for entry in _training(folder, job, notes)],
         "jobs": [entry for job in jobs for entry in _job(folder, job, notes)],
+        "diagnoses": _diagnoses(folder, notes),
         "metrics": _metrics(folder, notes),
         "timings": {
             "roles": _timings(by_kind.get("role", []), ("role", "phase", "seconds", "tasks", "changed")),
@@ -249,6 +255,17 @@ def _job(folder: Path, job: str, notes: list[str]) -> list[dict[str, Any]]:
         return []
     keys = ("job_id", "state", "exit_code", "nodes", "submitted", "started", "ended", "elapsed_s", "restarts", "stored")
     return [{"name": job, **{key: result.get(key) for key in keys}}]
+
+
+def _diagnoses(folder: Path, notes: list[str]) -> list[dict[str, Any]]:
+    """Return what diagnose.yml found, one entry for each instance type: {type (empty for CPUs), and what module diagnose returns}."""
+    found = []
+    for path in sorted(folder.glob("diagnose*.json")):
+        document = _document(folder, path.name, notes)
+        # A dry run tests nothing.
+        if "tests" in document:
+            found.append({"type": path.stem.partition("-")[2], **{key: document.get(key, empty) for key, empty in DIAGNOSIS.items()}})
+    return found
 
 
 def _metrics(folder: Path, notes: list[str]) -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ from typing import Any, Iterable
 from ansible_collections.muster.fleet.plugins.module_utils.health.nccl_results import human_size
 from ansible_collections.muster.fleet.plugins.module_utils.node.check import has_failed
 from ansible_collections.muster.fleet.plugins.module_utils.report.curves import collectives, during, training
+from ansible_collections.muster.fleet.plugins.module_utils.report.heat import diagnoses
 from ansible_collections.muster.fleet.plugins.module_utils.report.html import duration, moment, section, short, table, tag
 from ansible_collections.muster.fleet.plugins.module_utils.report.plot import escaped as text
 from ansible_collections.muster.fleet.plugins.module_utils.report.run_record import named_hosts
@@ -30,6 +31,7 @@ def render_html(report: dict[str, Any]) -> str:
         _fleet(report),
         _checks(report["checks"]),
         collectives(report["collectives"]),
+        diagnoses(report["diagnoses"]),
         training(report["training"]),
         during(report["metrics"]),
         _timings(report["timings"]),

@@ -86,6 +86,11 @@ svg .point { fill: var(--c); }
 .bar i { background: var(--c); }
 .key { display: inline-block; width: 11px; height: 11px; border-radius: 2px; background: var(--c); margin-right: 6px; }
 td.wide { width: 55%; }
+table.heatmap { width: auto; }
+.heatmap th, .heatmap td { padding: 4px 8px; border: 1px solid var(--rule); text-align: center; white-space: nowrap; }
+.heatmap td.self { background: var(--rule); }
+.heat { background: color-mix(in srgb, color-mix(in srgb, var(--good) var(--part), var(--bad)) 45%, var(--card)); }
+.heat.none { background: repeating-linear-gradient(45deg, var(--badback) 0 6px, color-mix(in srgb, var(--bad) 45%, var(--card)) 6px 8px); }
 @media (max-width: 760px) {
   main { padding: 18px 12px 40px; }
   section { padding: 14px 14px 16px; }
