@@ -235,8 +235,9 @@ def test_a_node_leaves_after_its_jobs_and_comes_back_alone(fleet: Fleet, submit,
     def inventory(*hosts: str) -> tuple[str, str]:
         """An ordinary inventory with these nodes, which does not say that they are containers."""
         path = tmp_path / "hosts.yml"
+        own = {host: {**known, "muster_local": {"release": "trixie"}} for host, known in variables.items()}  # their stack depends on it
         groups = {
-            group: {"hosts": {host: {k: v for k, v in variables[host].items() if k != "muster_local"} for host in members}}
+            group: {"hosts": {host: own[host] for host in members}}
             for group in ("muster_controller", "muster_compute", "muster_login")
             if (members := [host for host in listed[group]["hosts"] if host in hosts])
         }
