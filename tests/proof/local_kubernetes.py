@@ -38,9 +38,13 @@ LIMITS = {
 
 
 def listening() -> set[str]:
-    """What listens outside of this machine's loopback."""
-    said = subprocess.run(["ss", "-Hltn"], capture_output=True, text=True, check=True).stdout
-    return {line.split()[3] for line in said.splitlines() if not re.match(r"(127\.|\[::1\])", line.split()[3])}
+    """What a cluster listens on outside of this machine's loopback. Other proofs may run beside this one."""
+    found = set()
+    for line in subprocess.run(["ss", "-Hltnp"], capture_output=True, text=True, check=True).stdout.splitlines():
+        words = [Path(f"/proc/{pid}/cmdline").read_text() for pid in re.findall(r"pid=(\d+)", line) if Path(f"/proc/{pid}").exists()]
+        if not re.match(r"(127\.|\[::1\])", line.split()[3]) and any("kube" in each for each in words):
+            found.add(line.split()[3])
+    return found
 
 
 def left_by(name: str) -> list[str]:
