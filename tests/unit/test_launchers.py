@@ -338,6 +338,8 @@ def test_an_mpi_launcher_starts_the_ranks_on_the_hosts_of_its_file(tmp_path: Pat
     assert (done.returncode, done.stdout, done.stderr) == (0, "a b,$HOME,", "")
     seen = (tmp_path / "mpirun.seen").read_text()
     assert "-n 16 --hostfile" in seen and "--map-by ppr:8:node --prtemca plm_ssh_args" in seen and "-x NCCL_NET_PLUGIN" in seen
+    # SSH gives a rank no variable of the image.
+    assert "-x PATH " in seen and "PYTHONPATH" not in seen
 
 
 def test_a_host_starts_its_ranks_with_the_words_and_the_environment(tmp_path: Path) -> None:

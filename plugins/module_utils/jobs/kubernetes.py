@@ -66,6 +66,10 @@ case "$(mpirun --version | head -n 1)" in
   *" 5."*) how=(--prtemca plm_ssh_args "$options") ;;
   *) how=(--mca plm_rsh_args "$options") ;;
 esac
+# A rank comes by SSH, without the variables of the image.
+for name in PATH PYTHONPATH LD_LIBRARY_PATH; do
+  [ -z "${!name:-}" ] || how+=(-x "$name")
+done
 exec mpirun --allow-run-as-root -n %(ranks)d --hostfile /etc/mpi/hostfile --map-by ppr:%(per_node)d:node "${how[@]}" \\
   --mca btl_tcp_if_exclude lo,docker0 %(exports)s bash -c %(rank)s rank "$@"
 """
