@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+from xml.etree import ElementTree
 
 import chromium_pipe
 import jsonschema
@@ -79,8 +80,18 @@ def test_not_run_is_what_the_inventory_allows_and_no_less(fleet: Fleet) -> None:
 def test_run_folder_is_whole(fleet: Fleet) -> None:
     kept = {path.relative_to(fleet.first_run).as_posix() for path in fleet.first_run.rglob("*") if path.is_file()}
     common = {f"jobs/{job}/{file}" for job in ("collectives", "train") for file in ("job.json", "job.sbatch", "output.txt", "result.json")}
-    measured = {f"jobs/collectives/{name}.csv" for name in ("all_reduce", "all_gather", "reduce_scatter", "alltoall", "broadcast", "sendrecv")}
-    whole = {"events.jsonl", "fleet.json", "junit.xml", "report.json", "report.html", "jobs/collectives/nccl.json", "jobs/train/train.jsonl"}
+    measured = {
+        f"jobs/collectives/{name}.csv" for name in ("all_reduce", "all_gather", "reduce_scatter", "alltoall", "broadcast", "sendrecv")
+    }
+    whole = {
+        "events.jsonl",
+        "fleet.json",
+        "junit.xml",
+        "report.json",
+        "report.html",
+        "jobs/collectives/nccl.json",
+        "jobs/train/train.jsonl",
+    }
     assert kept == whole | common | measured
     suites = ElementTree.parse(fleet.first_run / "junit.xml").getroot()
     assert {each.get("failures") for each in suites} == {"0"} and len(suites) > 4
