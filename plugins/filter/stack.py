@@ -72,7 +72,7 @@ def nccl_env(kind, stack):
 
 
 def stack_together(facts, kind=""):
-    """What keeps the container of the module stack_facts from working on its host; nothing where no container was asked."""
+    """One sentence for each rule that the container and its host break together. Without a container there is none."""
     if facts.get("container") is None:
         return []
     try:

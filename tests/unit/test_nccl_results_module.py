@@ -94,7 +94,7 @@ def test_another_data_type_than_the_one_asked_for_fails(capsys: pytest.CaptureFi
     """nccl-tests measures float when it does not know a type."""
     text = (FIXTURES / "constructed-2.19.txt").read_text()
     result = run(capsys, content=text, expect_ranks=16, datatype="bfloat16")
-    assert result["reasons"] == ["all_reduce: the output is of float, and bfloat16 was asked for"]
+    assert result["reasons"] == ["all_reduce: the output has data type float, and the job asked for bfloat16"]
     assert run(capsys, content=text, expect_ranks=16, datatype="float")["verdict"] == "passed"
 
 

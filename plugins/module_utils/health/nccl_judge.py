@@ -101,7 +101,7 @@ def _whole(table: dict[str, Any], expect: dict[str, Any]) -> list[str]:
     # nccl-tests measures float when it does not know a type.
     strange = sorted({row["type"] for row in table["rows"]} - {expect.get("datatype")})
     if expect.get("datatype") and strange:
-        reasons.append("the output is of %s, and %s was asked for" % (", ".join(strange), expect["datatype"]))
+        reasons.append("the output has data type %s, and the job asked for %s" % (", ".join(strange), expect["datatype"]))
     if not table["concluded"]:
         reasons.append("the output is incomplete: it has no concluding line (`# Out of bounds values`), so the test did not end")
     for damaged in table["damaged"]:
