@@ -19,10 +19,17 @@ find_second() {
   done
 }
 
+# The optional extra of clusters on Kubernetes is no part of .venv, and its tests need it.
+with_kubernetes() {
+  "$1" -c 'import kubernetes.config' 2>/dev/null || "$1" -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/kubernetes.txt
+}
+
+with_kubernetes .venv/bin/python
 second=$(find_second)
 if [ -n "$second" ]; then
   folder=.venv-$("$second" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
   tools/venv.sh "$folder" "$second" requirements/dev.txt --editable
+  with_kubernetes "$folder/bin/python"
   # Each is one process at a time: on two cores both take as long as one.
   said=$(mktemp)
   "$folder/bin/python" -m pytest -q tests/unit >"$said" 2>&1 &

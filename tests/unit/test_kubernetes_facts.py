@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import http.server
+import importlib.util
 import json
 import threading
 from collections.abc import Iterator
@@ -16,6 +17,12 @@ import pytest
 from ansible_collections.muster.fleet.plugins.module_utils.kubernetes import api as api_of
 from ansible_collections.muster.fleet.plugins.module_utils.kubernetes import facts
 from ansible_collections.muster.fleet.plugins.modules import kubernetes_facts
+
+# The folder of manifests answers to the name alone.
+needs_kubernetes = pytest.mark.skipif(
+    importlib.util.find_spec("kubernetes") is None or importlib.util.find_spec("kubernetes.config") is None,
+    reason="the package kubernetes is not installed; make unit installs it",
+)
 
 CLAIM = "/api/v1/namespaces/training/persistentvolumeclaims/fsx-claim"
 CLASS = "/apis/storage.k8s.io/v1/storageclasses/"
@@ -150,6 +157,7 @@ def served(tmp_path: Path) -> Iterator[dict[str, Any]]:
 LOGIN = "<!DOCTYPE html><html>Log in</html>"
 
 
+@needs_kubernetes
 @pytest.mark.parametrize(
     ("path", "status", "kind", "text"),
     [
@@ -172,6 +180,7 @@ def test_the_page_of_a_proxy_is_no_answer_of_kubernetes(served: dict[str, Any], 
     assert str(caught.value) == said
 
 
+@needs_kubernetes
 @pytest.mark.parametrize(
     ("path", "answer", "found"),
     [
@@ -186,12 +195,14 @@ def test_answers_of_kubernetes_are_taken(served: dict[str, Any], path: str, answ
     assert api_of.Objects(api_of.connection(served["kubeconfig"], "here", "a test"), 0).get(path) == found
 
 
+@needs_kubernetes
 def test_a_list_without_its_nodes_is_no_cluster_without_nodes(call, served: dict[str, Any]) -> None:
     served["text"] = '{"kind": "Status"}'
     found = call(kubernetes_facts, kubeconfig=served["kubeconfig"], context="here")
     assert found["msg"] == "The API server gives no list of nodes; look at the server of context here."
 
 
+@needs_kubernetes
 @pytest.mark.parametrize(
     "text",
     [
