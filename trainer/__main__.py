@@ -16,6 +16,7 @@ HELP = """usage: python -m trainer COMMAND [--help]
   train         train on all ranks of the job (torchrun, srun, PyTorchJob, Batch, SageMaker or a single process)
   estimate      memory, speed, hours and money of a run on instances of a type, before you rent them
   preflight     check in seconds everything that train needs: ranks, data, checkpoints, memory, collectives
+  environment   what PyTorch is and can do on this machine, as JSON
   prove-resume  kill a run, resume it, and compare its losses with an undisturbed run's
   bench         speed and memory of a model on the ranks of this job
   export        write a checkpoint as a Hugging Face model
@@ -27,6 +28,7 @@ COMMANDS = {
     "train": "trainer.train",
     "estimate": "trainer.estimate.command",
     "preflight": "trainer.preflight",
+    "environment": "trainer.environment",
     "prove-resume": "trainer.prove",
     "bench": "trainer.bench",
     "export": "trainer.export",
