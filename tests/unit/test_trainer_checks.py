@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
-from test_role_variables import of
+from test_role_variables import of, read
 
 from ansible_collections.muster.fleet.plugins.module_utils.node.check import failing, run_checks
 
@@ -32,6 +32,7 @@ ON_GPU = ["cuda", "gpus", "gpu_code", "cudnn", "kernel", "nccl_system", "two_ran
 def records(found: dict[str, Any] | str, gpu: bool = True, rc: int = 0, **known: Any) -> list[dict[str, Any]]:
     said = {"rc": rc, "stdout": found if isinstance(found, str) else json.dumps(found), "stderr": "Traceback:\nOSError: libcudart.so.13\n"}
     pinned = {"__trainer_torch": "2.15.0", "__trainer_nccl": "2.30.7", "__trainer_said": said}
+    pinned |= read("trainer", "tasks/verify_node.yml")[1]["vars"]
     asked = "{{ __trainer_checks + __trainer_gpu_checks }}" if gpu else "{{ __trainer_checks }}"
     rehearsed = {"instance_type": "p5.48xlarge"} if known.get("muster_rehearsal") else {}
     return run_checks(of("trainer", asked, **{"instance_type": "p5.48xlarge", **pinned, **known}), "trainer", "node", rehearsed=rehearsed)
