@@ -7,7 +7,7 @@ import os
 
 from ansible.errors import AnsibleFilterError
 
-from ansible_collections.muster.fleet.plugins.module_utils.slurm import conf, faults
+from ansible_collections.muster.fleet.plugins.module_utils.slurm import conf, faults, topology
 
 
 def clear(function):
@@ -32,7 +32,7 @@ class FilterModule:
             "slurm_nodes": clear(conf.node_groups),
             "slurm_compute_groups": conf.compute_groups,
             "slurm_compute_partitions": conf.compute_partitions,
-            "slurm_nvlink_blocks": conf.nvlink_blocks,
+            "slurm_network": clear(topology.network),
             "slurm_hardware": clear(conf.parse_hardware),
             "slurm_faults": lambda config, **data: faults.faults(config, **data, environ=os.environ),
         }

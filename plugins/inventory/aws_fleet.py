@@ -130,7 +130,10 @@ options:
     default: none
     choices: [none, ssh, ssm]
   topology:
-    description: Ask DescribeInstanceTopology for the network nodes above each instance, and group by them.
+    description:
+      - Ask DescribeInstanceTopology for the network nodes above each instance, and group by them. Role slurm makes the tree of its switches
+        from these groups.
+      - Where the call is denied or not supported, hosts have no network nodes, and a warning says so.
     type: bool
     default: false
   hostvars_prefix:
@@ -220,6 +223,8 @@ TEMPLATED = (
     "region",
     "regions",
 )
+# Playbooks read these, so hosts have them by these names regardless of `variables` and `hostvars_prefix`.
+OURS = ("muster_stop_at", "muster_network_nodes", "muster_ultraserver")
 
 
 class InventoryModule(FleetInventory):
@@ -305,8 +310,7 @@ class InventoryModule(FleetInventory):
         before, behind = self._around()
         if not before and not behind:
             return out
-        # run_job.yml reads muster_stop_at by this name, see _fill.
-        return {f"{before}{key}{behind}": value for key, value in out.items() if key != "muster_stop_at"}
+        return {f"{before}{key}{behind}": value for key, value in out.items() if key not in OURS}
 
     def _around(self):
         """The text before and after the name of every variable."""
@@ -330,9 +334,8 @@ class InventoryModule(FleetInventory):
             # Not by set_variable, which would visit each value of each host again; an instance's values are plain data, never templates.
             host.vars.update(variables if wanted is None else {key: variables[key] for key in wanted if key in variables})
             host.vars.update(connection_variables(connection, instance, profile))
-            if "muster_stop_at" in instance:  # regardless of `variables` and `hostvars_prefix`, because run_job.yml reads it
-                host.vars["muster_stop_at"] = instance["muster_stop_at"]
-            if accelerators[instance["instance_type"]]:  # as muster_stop_at, because begin.yml reads it
+            host.vars.update({key: instance[key] for key in OURS if key in instance})
+            if accelerators[instance["instance_type"]]:  # as those of OURS, because begin.yml reads it
                 host.vars["muster_launch"] = launch_of(instance)
             self._construct(host, variables, work)
             for title in fleet_groups(instance, accelerators):

@@ -75,7 +75,11 @@ def main():
         nodes = torchrun.render(document, identity, target)
         return torchrun.Hosts(run=torchrun.command, nodes=nodes, target=target, unit=torchrun.unit_name(document, identity), **common)
 
-    run_in_service(module, ("torchrun",), make, (JobError,))
+    def refine(target, store, document, identity):
+        torchrun.again(target, store.stored(), store.read("hostfile"))
+        return {}
+
+    run_in_service(module, ("torchrun",), make, (JobError,), refine)
 
 
 if __name__ == "__main__":

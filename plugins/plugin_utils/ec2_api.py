@@ -19,6 +19,9 @@ from ansible_collections.muster.fleet.plugins.module_utils.aws.hosts import stop
 from ansible_collections.muster.fleet.plugins.module_utils.aws.instances import Ec2Error, instance_reader, read_page
 from ansible_collections.muster.fleet.plugins.module_utils.hardware.catalogue import instance_type, names
 
+# Answers of a region or partition of AWS, or of an endpoint, that does not have a call or what it is asked for.
+UNSUPPORTED = ("UnsupportedOperation", "Unsupported", "InvalidAction", "InvalidParameterValue", "UnknownOperationException")
+
 
 class Accounts(AwsAccounts):
     """The accounts and regions of an inventory."""
@@ -104,7 +107,7 @@ def query(options, include, exclude, warn):
                 jobs.append(("topology", where, accounts.client("ec2", region, role), None))
     read, known = instance_reader(jobs[0][2].meta.service_model.operation_model("DescribeInstances").output_shape, _camel_to_snake)
     lock = threading.Lock()
-    unknown = []  # regions whose stop times are not known
+    unknown = []  # regions whose stop times or network nodes are not known
 
     def stop_times(client, where, instances):
         try:
@@ -116,11 +119,23 @@ def query(options, include, exclude, warn):
             warn(f"No muster_stop_at, jobs will not end before their capacity block does: {said}")
             unknown.append(where)
 
+    def topology(client, where):
+        try:
+            return _topology(client)
+        except botocore.exceptions.ClientError as error:
+            if error.response["Error"].get("Code") not in (*DENIED, *UNSUPPORTED):
+                raise  # a call that may work the next time must not make Slurm's network flat until then
+            # Hosts without their place in the network are better than no hosts.
+            said = sentence(error, "DescribeInstanceTopology", where)
+            warn(f"No muster_network_nodes, so Slurm will see a flat network: {said} Or set topology: false.")
+            unknown.append(where)
+            return {}
+
     def run(job):
         kind, where, client, filters = job
         try:
             if kind == "topology":
-                return _topology(client)
+                return topology(client, where)
             instances = _instances(client, filters, read, lock)
             if kind == "include":
                 stop_times(client, where, instances)

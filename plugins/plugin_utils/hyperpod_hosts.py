@@ -45,10 +45,13 @@ def host_of(cluster, node, region, profile=""):
         "hyperpod_ssm_target": target,
         "private_ip_address": node.get("PrivatePrimaryIp", ""),
         "private_dns_name": node.get("PrivateDnsHostname", ""),
+        "muster_ultraserver": (node.get("UltraServerInfo") or {}).get("Id", ""),
         "hyperpod_lifecycle_script": (node.get("LifeCycleConfig") or {}).get("OnCreate", ""),
     }
     groups = ["hyperpod_" + cluster["ClusterName"], "hyperpod_group_" + group, "hyperpod_status_" + status.lower()]
     groups += ["hyperpod_" + orchestrator(cluster)]
+    # SageMaker says which nodes share NVLink, and nothing of the network nodes above them.
+    groups += ["muster_ultraserver_" + variables["muster_ultraserver"]] if variables["muster_ultraserver"] else []
     zone = (node.get("Placement") or {}).get("AvailabilityZone")
     groups += ["muster_az_" + zone] if zone else []
     groups += type_groups(plain, have.get("accelerator"), bool(have.get("efa"))) if plain else []

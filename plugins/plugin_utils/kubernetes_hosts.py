@@ -13,6 +13,7 @@ from ansible_collections.muster.fleet.plugins.module_utils.aws.hosts import know
 TYPE = ("node.kubernetes.io/instance-type", "beta.kubernetes.io/instance-type")
 ZONE = "topology.kubernetes.io/zone"
 LAYER = "topology.k8s.aws/network-node-layer-%d"
+ULTRASERVER = "topology.k8s.aws/ultraserver-id"  # HyperPod sets it
 DEVICES = {"nvidia.com/gpu": "gpus", "aws.amazon.com/neuron": "neuron_devices", "vpc.amazonaws.com/efa": "efa_devices"}
 
 
@@ -62,6 +63,8 @@ def host_of(node):
         variables["instance_id"] = instance[1]
     if layers:
         variables["muster_network_nodes"] = layers
+    if labels.get(ULTRASERVER):
+        variables["muster_ultraserver"] = labels[ULTRASERVER]
     groups = ["kubernetes_ready" if ready else "kubernetes_not_ready"] + (
         [] if variables["kubernetes_schedulable"] else ["kubernetes_cordoned"]
     )
@@ -69,6 +72,7 @@ def host_of(node):
     groups += ["muster_gpu"] if counts["gpus"] and "muster_gpu" not in groups else []
     groups += ["muster_az_" + labels[ZONE]] if labels.get(ZONE) else []
     groups += ["muster_layer%d_%s" % item for item in enumerate(layers, 1)]
+    groups += ["muster_ultraserver_" + labels[ULTRASERVER]] if labels.get(ULTRASERVER) else []
     # A condition that is true and is not Ready says that something is wrong.
     groups += ["kubernetes_condition_" + key for key, value in sorted(conditions.items()) if key != "Ready" and value == "True"]
     return {"name": node["metadata"]["name"], "variables": variables, "groups": groups}

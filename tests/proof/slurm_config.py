@@ -8,13 +8,14 @@ import json
 import re
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import yaml
 from e2e_fleet import ROOT, Fleet
 
 from ansible_collections.muster.fleet.plugins.module_utils.hardware import catalogue
-from ansible_collections.muster.fleet.plugins.module_utils.slurm import conf
+from ansible_collections.muster.fleet.plugins.module_utils.slurm import conf, topology
 
 pytestmark = pytest.mark.engine
 
@@ -150,26 +151,73 @@ def configuration_of(kinds: list[str]) -> tuple[str, str, str]:
     for partition in conf.compute_partitions(nodegroups):
         lines.append(f"PartitionName={partition['name']} Nodes={','.join(partition['nodegroups'])} {conf.on_a_line(partition['params'])}")
     gres = [f"NodeName={','.join(group['nodes'])} {conf.on_a_line(group['gres'])}" for group in made if group["gres"]]
-    topology = conf.nvlink_blocks(hosts, groups)
-    network = [f"BlockName={block['name']} Nodes={','.join(block['nodes'])}" for block in topology.get("blocks", [])]
+    blocks = topology.network(nodegroups, groups)
+    network = [f"BlockName={block['name']} Nodes={','.join(block['nodes'])}" for block in blocks.get("blocks", [])]
     if network:
         lines.append("TopologyPlugin=topology/block")
-        network.append(f"BlockSizes={','.join(map(str, topology['block_sizes']))}")
+        network.append(f"BlockSizes={','.join(map(str, blocks['block_sizes']))}")
     return "\n".join(lines) + "\n", "\n".join(gres) + "\n", "\n".join(network) + "\n"
+
+
+# The trial on a copy of the live configuration with other nodes. $1: lines of slurm.conf, $2: gres.conf, $3: topology.conf.
+TRIED = (ROOT / "roles/slurm/files/would-slurmctld-start.sh").read_text()
+TRIAL = (
+    "copy=/run/muster-copy; rm -rf $copy; cp -a /etc/slurm $copy &&"
+    " sed -i -E '/^(NodeName|NodeSet|PartitionName|TopologyPlugin)=/d' $copy/slurm.conf"
+    ' && printf %s "$1" >>$copy/slurm.conf && printf %s "$2" >$copy/gres.conf && printf %s "$3" >$copy/topology.conf || exit 1;'
+    ' sh -c "$0" trial $copy /etc/slurm 2>&1; code=$?; rm -rf $copy; exit $code'
+)
 
 
 @pytest.mark.parametrize("kinds", [catalogue.names(), ["p6e-gb200.36xlarge"]], ids=["all types in one fleet", "an UltraServer"])
 def test_slurmctld_starts_with_nodes_of_every_type(fleet: Fleet, kinds: list[str]) -> None:
-    script = (ROOT / "roles/slurm/files/would-slurmctld-start.sh").read_text()
-    trial = (
-        "copy=/run/muster-copy; rm -rf $copy; cp -a /etc/slurm $copy &&"
-        " sed -i -E '/^(NodeName|NodeSet|PartitionName|TopologyPlugin)=/d' $copy/slurm.conf"
-        ' && printf %s "$1" >>$copy/slurm.conf && printf %s "$2" >$copy/gres.conf && printf %s "$3" >$copy/topology.conf || exit 1;'
-        ' sh -c "$0" trial $copy /etc/slurm 2>&1; code=$?; rm -rf $copy; exit $code'
-    )
-    lines, gres, topology = configuration_of(kinds)
+    lines, gres, network = configuration_of(kinds)
     assert lines.count("Gres=gpu:") >= len(kinds) // 2
-    assert fleet.ansible(CONTROLLER, "sh", "-c", trial, script, lines, gres, topology) == "slurmctld would start"
+    assert fleet.ansible(CONTROLLER, "sh", "-c", TRIAL, TRIED, lines, gres, network) == "slurmctld would start"
+
+
+def tree_of(layers: int) -> tuple[str, str]:
+    """(lines of slurm.conf, topology.conf) that role slurm writes for 200 nodes below network nodes, and 8 of which nothing is known."""
+    hosts = [f"net-{number}" for number in range(208)]
+    groups: dict[str, list[str]] = {}
+    for number, host in enumerate(hosts[:200]):
+        # EC2's ids are 17 hexadecimal digits. The second half has a layer less, as beside another type.
+        for layer in range(1, layers + 1 - number // 100):
+            groups.setdefault(f"muster_layer{layer}_nn_{layer:x}{number // 4 ** (layers - layer + 1):016x}", []).append(host)
+    found = topology.network([{"name": "compute", "hosts": hosts}], groups)["switches"]
+    network = [
+        f"SwitchName={each['name']} "
+        + conf.on_a_line({("Switches" if "switches" in each else "Nodes"): each.get("switches") or each["nodes"]})
+        for each in found
+    ]
+    lines = [
+        f"NodeName={','.join(hosts)} CPUs=1",
+        f"NodeSet=compute Nodes={','.join(hosts)}",
+        "PartitionName=main Nodes=compute Default=YES",
+    ]
+    return "\n".join([*lines, "TopologyPlugin=topology/tree", ""]), "\n".join([*network, ""])
+
+
+@pytest.mark.parametrize("layers", [3, 4])
+def test_slurmctld_starts_with_the_tree_of_the_inventory(fleet: Fleet, layers: int) -> None:
+    lines, network = tree_of(layers)
+    assert "SwitchName=muster-unknown Nodes=net-200," in network and "-nodes Nodes=net-100," in network
+    assert fleet.ansible(CONTROLLER, "sh", "-c", TRIAL, TRIED, lines, "", network) == "slurmctld would start"
+    wrong = network.replace("SwitchName=muster-top Switches=", "SwitchName=muster-top Switches=nn_none,")
+    assert "muster-top has invalid child (nn_none)" in fleet.ansible(CONTROLLER, "sh", "-c", TRIAL, TRIED, lines, "", wrong, check=False)
+
+
+def test_the_network_nodes_of_the_inventory_become_the_tree(fleet: Fleet, tmp_path: Path) -> None:
+    """In check mode, which tries the files and writes none."""
+    names = {"muster_layer1_nn_0a": ["compute-1", "compute-2"], "muster_layer2_nn_0b": ["compute-1"], "muster_layer2_nn_0c": ["compute-2"]}
+    groups = {name: {"hosts": dict.fromkeys(members)} for name, members in names.items()}
+    (tmp_path / "network.yml").write_text(json.dumps({"all": {"children": groups}}))
+    before = live(fleet)
+    ended = configure(fleet, "--check", "--diff", "--limit=controller-1", "-i", str(tmp_path / "network.yml"))
+    ended.check_returncode()
+    for line in ("TopologyPlugin=topology/tree", "SwitchName=nn_0a Switches=nn_0b,nn_0c", "SwitchName=nn_0b Nodes=compute-1"):
+        assert f"+{line}\n" in ended.stdout
+    assert live(fleet) == before
 
 
 def test_a_uid_that_another_user_has_on_a_node(fleet: Fleet) -> None:
@@ -230,8 +278,8 @@ def test_accounting_is_as_configured(fleet: Fleet, site: dict) -> None:
 def test_nodes_have_features_devices_and_a_topology(fleet: Fleet, site: dict) -> None:
     fleet.wait_for("nodes with their gres", lambda: "idle" in fleet.ansible(CONTROLLER, "sinfo", "-hN", "-ncompute-1", "-o%T"))
     assert fleet.ansible(CONTROLLER, "sinfo", "-hN", "-ncompute-1", "-o%G %f %E") == "gpu:null:2 fast none"
-    topology = fleet.ansible(CONTROLLER, "scontrol", "show", "topology")
-    assert re.search(r"SwitchName=leaf Level=0 .*compute-", topology)
+    shown = fleet.ansible(CONTROLLER, "scontrol", "show", "topology")
+    assert re.search(r"SwitchName=leaf Level=0 .*compute-", shown)
     reserved = fleet.ansible(CONTROLLER, "scontrol", "-o", "show", "reservation", "service")
     assert re.search(r"Duration=01:00:00 Nodes=compute-1 .* Users=ada ", reserved)
     assert "Total=3" in fleet.ansible(CONTROLLER, "scontrol", "show", "licenses")

@@ -501,9 +501,48 @@ def test_what_strict_permissions_does_not_forgive(read, warnings) -> None:
         with pytest.raises(SystemExit, match="DescribeInstances failed in region us-west-2"):
             read(api, **options, strict_permissions=False)
         assert set(read(api, **options, skip_failed_regions=True).hosts) == {"gpu-1"}
-        api.faults["DescribeInstanceTopology", "us-east-1"] = [(403, "UnauthorizedOperation", "No.")]
-        with pytest.raises(SystemExit, match="DescribeInstanceTopology is denied in region us-east-1"):
-            read(api, **options, topology=True)
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        (
+            (403, "UnauthorizedOperation", "No."),
+            "DescribeInstanceTopology is denied in region us-east-1 (UnauthorizedOperation: No); ",
+        ),
+        ((400, "UnsupportedOperation", "No."), "DescribeInstanceTopology failed in region us-east-1 (UnsupportedOperation: No)."),
+        ((400, "InvalidAction", "No."), "DescribeInstanceTopology failed in region us-east-1 (InvalidAction: No)."),
+    ],
+)
+def test_without_network_nodes_there_are_hosts_and_a_warning(read, warnings, tmp_path: Path, fault: tuple, said: str) -> None:
+    cache = {"cache": True, "cache_plugin": "jsonfile", "cache_connection": str(tmp_path / "cache")}
+    with Api({"us-east-1": [GPU, HEAD]}) as api:
+        api.faults["DescribeInstanceTopology", "us-east-1"] = [fault]
+        found = read(api, hostnames=["tag:Name"], topology=True, **cache)
+        assert set(found.hosts) == {"gpu-1", "head"} and "muster_network_nodes" not in found.hosts["gpu-1"].vars
+        [told] = warnings
+        assert told.startswith(f"No muster_network_nodes, so Slurm will see a flat network: {said}")
+        assert told.endswith(" Or set topology: false.")
+        # The cache does not keep an answer without them.
+        found = read(api, hostnames=["tag:Name"], topology=True, **cache)
+        assert found.hosts["gpu-1"].vars["muster_network_nodes"] == ["nn-1", "nn-2", "nn-3"]
+
+
+def test_a_topology_that_may_be_answered_the_next_time_fails_the_inventory(read) -> None:
+    """A warning would make Slurm's network flat until the next run."""
+    with Api({"us-east-1": [GPU]}) as api:
+        api.faults["DescribeInstanceTopology", "us-east-1"] = [(400, "InternalFailure", "No.")]
+        with pytest.raises(SystemExit, match="DescribeInstanceTopology failed in region us-east-1"):
+            read(api, topology=True)
+
+
+@pytest.mark.parametrize("options", [{"variables": ["instance_id"]}, {"hostvars_prefix": "ec2_"}])
+def test_network_nodes_keep_their_names_whatever_variables_are_asked_for(read, options: dict[str, object]) -> None:
+    node = Instance("000000000000aa", "p6e-gb200.36xlarge", {"Name": "gb"}, ip="10.0.0.20", nodes=("nn-1", "nn-2"), ultraserver="cb-0a1")
+    with Api({"us-east-1": [node]}) as api:
+        variables = read(api, hostnames=["tag:Name"], topology=True, **options).hosts["gb"].vars
+    ours = {name: value for name, value in variables.items() if "network_nodes" in name or "ultraserver" in name}
+    assert ours == {"muster_network_nodes": ["nn-1", "nn-2"], "muster_ultraserver": "cb-0a1"}
 
 
 def test_terminated_instances_are_left_out(read, warnings) -> None:

@@ -19,7 +19,9 @@ from typing import Any
 
 import boto3
 import pytest
+from botocore.session import get_session
 from botocore.stub import Stubber
+from botocore.validate import ParamValidator
 
 from ansible_collections.muster.fleet.plugins.inventory import hyperpod as hyperpod_plugin
 from ansible_collections.muster.fleet.plugins.module_utils.slurm.text import SlurmError
@@ -125,6 +127,7 @@ def test_nodes_of_kubernetes() -> None:
     assert (variables["ansible_host"], variables["instance_id"]) == ("10.0.0.11", "i-0123456789abcdef0")
     assert (variables["kubernetes_gpus"], variables["kubernetes_efa_devices"], variables["kubernetes_neuron_devices"]) == (8, 32, 0)
     assert variables["muster_network_nodes"] == ["nn-1", "nn-2", "nn-3"]
+    assert "muster_ultraserver" not in variables and not any("ultraserver" in each for each in host["groups"])
     assert variables["kubernetes_taints"] == ["nvidia.com/gpu=:NoSchedule"]
     assert {"kubernetes_ready", "muster_gpu", "muster_efa", "muster_az_us-west-2a", "muster_layer3_nn-3"} <= set(host["groups"])
     assert "kubernetes_condition_DiskPressure" in host["groups"]
@@ -134,6 +137,14 @@ def test_nodes_of_kubernetes() -> None:
     for text in ("error: no context", '{"kind": "Status"}'):
         with pytest.raises(kubernetes_hosts.KubernetesError, match="kubectl printed"):
             kubernetes_hosts.hosts_of(text)
+
+
+def test_nodes_of_kubernetes_that_share_nvlink() -> None:
+    """HyperPod on EKS sets this label."""
+    metadata = {"name": "gb", "labels": {"topology.k8s.aws/ultraserver-id": "us-0a1"}}
+    [host] = kubernetes_hosts.hosts_of(json.dumps({"items": [{**KUBERNETES, "metadata": metadata}]}))
+    assert host["variables"]["muster_ultraserver"] == "us-0a1"
+    assert "muster_ultraserver_us-0a1" in host["groups"]
 
 
 def inventory(folder: Path, name: str, text: str, path: str = "", **env: str) -> tuple[dict[str, Any], str]:
@@ -238,6 +249,17 @@ def test_nodes_of_hyperpod() -> None:
     )
     eks = {**CLUSTER, "Orchestrator": {"Eks": {"ClusterArn": "arn:aws:eks:us-west-2:111122223333:cluster/e"}}}
     assert "hyperpod_eks" in hyperpod_hosts.host_of(eks, SUMMARY, "us-west-2")["groups"]
+
+
+def test_nodes_of_hyperpod_that_share_nvlink() -> None:
+    known = get_session().get_service_model("sagemaker").operation_model("DescribeClusterNode").output_shape.members["NodeDetails"]
+    details = {**DETAILS, "InstanceType": "ml.p6e-gb200.36xlarge", "UltraServerInfo": {"Id": "us-0a1", "Type": "ml.u-p6e-gb200x72"}}
+    assert not ParamValidator().validate({**details, "LaunchTime": 1}, known).has_errors()
+    host = hyperpod_hosts.host_of(CLUSTER, details, "us-west-2")
+    assert host["variables"]["muster_ultraserver"] == "us-0a1"
+    assert "muster_ultraserver_us-0a1" in host["groups"]
+    host = hyperpod_hosts.host_of(CLUSTER, DETAILS, "us-west-2")
+    assert "muster_ultraserver" not in host["variables"] and not any("ultraserver" in each for each in host["groups"])
 
 
 def test_hyperpod_asks_for_each_node(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -142,6 +142,33 @@ def test_a_host_that_does_not_answer_is_named_before_anything_starts(run, fleet:
     assert "Host node-1 does not answer (ssh: connect to host node-1 port 22: No route to host); look at it" in run()["msg"]
 
 
+def test_a_job_keeps_its_ranks_when_the_order_of_the_inventory_changes(run, fleet: Path, call, tmp_path: Path) -> None:
+    """The inventory may learn of network nodes, or of more hosts, while the job runs."""
+    job = {**JOB, "nodes": 1}
+    (fleet / "node-1/wait").touch()
+    first = run("submitted", job=job)
+    assert (Path(first["folder"]) / "hostfile").read_text() == "node-1 slots=1\n"
+    hosts = [{"name": name, "address": name, "ssh": ["ssh", name]} for name in ("node-2", "node-1")]
+    later = {"job": job, "target": {"hosts": hosts, "folder": "/@HOST@/jobs"}, "store": str(tmp_path / "store"), "poll": 1, "timeout": 20}
+    found = call(torchrun_job, state="submitted", **later)
+    assert (found["changed"], found["result"]["state"], found["nodes"]) == (False, "RUNNING", ["node-1"]), found
+    assert call(torchrun_job, state="cancelled", **later)["result"]["state"] == "CANCELLED"
+    assert not (fleet / "node-1/active").exists()
+    # A new run follows the inventory.
+    (fleet / "node-1/wait").unlink()
+    assert call(torchrun_job, state="finished", rerun=True, **later)["nodes"] == ["node-2"]
+    assert (Path(first["folder"]) / "hostfile").read_text() == "node-2 slots=1\n"
+
+
+def test_ranks_follow_the_network() -> None:
+    layers = {"a": ["t", "1"], "b": ["t", "2"], "c": ["t", "1"], "d": None, "e": ["t", "2"], "g": ["t", "1"]}
+    variables = {name: {"inventory_hostname": name} | ({"muster_network_nodes": path} if path else {}) for name, path in layers.items()}
+    assert [each["name"] for each in torchrun.hosts_of(list("abcdeg"), variables)] == list("acgbed")
+    for name in "dg":
+        variables[name]["muster_ultraserver"] = "us-1"
+    assert [each["name"] for each in torchrun.hosts_of(list("abcdeg"), variables)] == list("acdgbe")
+
+
 def test_hosts_of_the_inventory_are_reached_as_ansible_reaches_them() -> None:
     key = {"ansible_port": 2222, "ansible_ssh_private_key_file": "/k"}
     variables = {

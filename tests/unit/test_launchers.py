@@ -359,6 +359,14 @@ def test_a_host_starts_its_ranks_with_the_words_and_the_environment(tmp_path: Pa
     assert words[0] == "systemd-run" and "--property=RuntimeMaxSec=5400" in words and "--property=User=muster" in words
 
 
+def test_a_host_file_has_the_hosts_in_the_order_of_the_ranks() -> None:
+    document, identity = loaded("torchrun", nodes=3)
+    given = files(document, identity, aim("torchrun", hosts=[HOSTS[2], *HOSTS[:2], HOSTS[3]]))
+    assert list(given) == ["node-3.sh", "node-1.sh", "node-2.sh", "hostfile"]
+    assert given["hostfile"] == "10.0.0.3 slots=8\n10.0.0.1 slots=8\n10.0.0.2 slots=8\n"
+    assert "--node-rank=0" in given["node-3.sh"] and "--master-addr=10.0.0.3" in given["node-2.sh"]
+
+
 def test_fewer_gpus_than_a_host_has_hide_the_others() -> None:
     document, identity = loaded("torchrun", gpus_per_node=2)
     assert "export CUDA_VISIBLE_DEVICES=0,1\n" in torchrun.render(document, identity, aim("torchrun"))[0]["script"]

@@ -27,6 +27,13 @@ DATABASE = {"host": "db-1", "password_env": "SLURM_TEST_PASSWORD"}
 COMPUTE = {"name": "compute", "hosts": ["compute-1", "compute-2"]}
 # The inventory groups of instance types.
 TYPES = {"muster_type_p5_48xlarge": ["p5-1", "p5-2"], "muster_type_p6e_gb200_36xlarge": ["gb-1", "gb-2", "gb-3"]}
+# Four nodes of which the inventory knows three's network nodes.
+NETWORK = {
+    "muster_layer1_nn_0a": ["net-1", "net-2", "net-3"],
+    "muster_layer2_nn_0b": ["net-1", "net-2"],
+    "muster_layer2_nn_0c": ["net-3"],
+}
+NET = {"slurm_compute_hosts": ["net-1", "net-2", "net-3", "net-4"]}
 # The variables of each case; `version` is the controller's Slurm and `release` its Debian.
 CASES: dict[str, dict] = {
     "the role's defaults": {},
@@ -103,6 +110,9 @@ CASES: dict[str, dict] = {
         "version": "26.05.5",
     },
     "an UltraServer": {"slurm_compute_hosts": TYPES["muster_type_p6e_gb200_36xlarge"]},
+    "network nodes of the inventory before 25.05": NET,
+    "network nodes of the inventory from 25.05": {**NET, "version": "25.05.1"},
+    "a flat network by the site": {**NET, "slurm_topology": {}},
     "several instance types": {"slurm_compute_hosts": ["compute-1", "compute-2", *TYPES["muster_type_p5_48xlarge"]]},
     "Debian 12": {"release": "12", "version": "22.05.8"},
 }
@@ -119,7 +129,7 @@ def rendered(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict]:
         (folder / kind).symlink_to(ROOT / "roles/slurm" / kind)
     (folder / "check.sh").write_text("#!/bin/sh\n")
     nodes = {f"{name}-{number}": {} for name in ("controller", "compute") for number in (1, 2)}
-    nodes |= {name: {} for members in TYPES.values() for name in members}
+    nodes |= {name: {} for members in [*TYPES.values(), NET["slurm_compute_hosts"]] for name in members}
     nodes["controller-1"] = {"__slurm_hardware": {"compute": HARDWARE, "p5.48xlarge": HARDWARE}}
     nodes["compute-2"] = {"slurm_node_params": {"CPUSpecList": "0", "RealMemory": 2000}}
     play = []
@@ -153,7 +163,7 @@ def rendered(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict]:
         ],
     }
     (folder / "play.yml").write_text(json.dumps([play]))
-    groups = {name: {"hosts": dict.fromkeys(members)} for name, members in TYPES.items()}
+    groups = {name: {"hosts": dict.fromkeys(members)} for name, members in (TYPES | NETWORK).items()}
     (folder / "hosts.yml").write_text(json.dumps({"all": {"hosts": {**nodes, **cases}, "children": groups}}))
     os.environ["SLURM_TEST_PASSWORD"] = "Zq8"
     done = run_playbook(folder, "-i", folder / "hosts.yml", folder / "play.yml")

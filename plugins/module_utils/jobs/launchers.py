@@ -85,7 +85,8 @@ def files(document, identity, target):
         return {"%s.json" % name: _text(request) for name, request in batch.render(document, identity, target).items()}
     if kind == "sagemaker":
         return {"request.json": _text(sagemaker.render(document, identity, target))}
-    return {"%s.sh" % each["host"]: each["script"] for each in torchrun.render(document, identity, target)}
+    scripts = {"%s.sh" % each["host"]: each["script"] for each in torchrun.render(document, identity, target)}
+    return {**scripts, "hostfile": torchrun.hostfile(document, target)}
 
 
 def _text(value):

@@ -18,6 +18,7 @@ from ansible_collections.muster.fleet.plugins.module_utils.jobs import start
 from ansible_collections.muster.fleet.plugins.module_utils.jobs.document import JobError
 from ansible_collections.muster.fleet.plugins.module_utils.jobs.run import last_line
 from ansible_collections.muster.fleet.plugins.module_utils.jobs.target import gpus_of
+from ansible_collections.muster.fleet.plugins.module_utils.node.network import in_order
 
 # Roles nccl and neuron write these files. The job's own env comes later and wins.
 NODE_ENVIRONMENT = """\
@@ -72,6 +73,19 @@ def render(document, identity, target):
         command = unit_command(document, identity, target, folder)
         out.append({"host": host["name"], "script": script, "start": command, "secrets": files})
     return out
+
+
+def hostfile(document, target):
+    """The hosts in the order of the ranks, as mpirun of Open MPI and DeepSpeed read them."""
+    return "".join("%s slots=%d\n" % (each["address"], document["procs_per_node"]) for each in target["hosts"][: document["nodes"]])
+
+
+def again(target, stored, text):
+    """Put the hosts of a job that has not ended first, in the order of its host file `text`, whatever order the inventory has by now."""
+    if not stored or stored["state"] in jobs.FINAL_STATES:
+        return
+    places = {line.split()[0]: place for place, line in enumerate(text.splitlines()) if line.strip()}
+    target["hosts"].sort(key=lambda host: places.get(host["address"], len(places)))
 
 
 def unit_command(document, identity, target, folder):
@@ -180,9 +194,14 @@ def ssh_words(variables):
 
 
 def hosts_of(names, hostvars):
-    """[{name, address, ssh, become}] of the inventory's hosts, for muster_target.hosts. address: where the other hosts reach it."""
+    """[{name, address, ssh, become}] of the inventory's hosts, for muster_target.hosts. address: where the other hosts reach it.
+
+    Ranks follow this order, so neighbours in the network stand beside each other.
+    """
+    layers = {name: hostvars[name].get("muster_network_nodes") for name in names}
+    domains = {name: hostvars[name].get("muster_ultraserver") for name in names}
     out = []
-    for name in names:
+    for name in in_order(names, layers, domains):
         variables = hostvars[name]
         address = variables.get("ansible_host") or name
         become = variables.get("ansible_user", "root") != "root"
