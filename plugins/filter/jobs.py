@@ -54,4 +54,5 @@ class FilterModule:
             "job_status": launchers.status_line,
             "job_outcome": launchers.outcome,
             "job_hosts": torchrun.hosts_of,
+            "job_service": document.service_of,
         }

@@ -87,7 +87,7 @@ left:
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.muster.fleet.plugins.module_utils.aws import survey
+from ansible_collections.muster.fleet.plugins.module_utils.aws import preflight, survey
 from ansible_collections.muster.fleet.plugins.module_utils.aws.accounts import ARGUMENTS, Accounts, AwsError, Region
 from ansible_collections.muster.fleet.plugins.module_utils.aws.cluster import ClusterError, load
 
@@ -114,7 +114,7 @@ def main():
         cluster = load(module.params["cluster"])
         region = Region(Accounts({**module.params, "region": module.params["region"] or cluster["region"]}, who="cloud_survey"))
         if what == "preflight":
-            checks = survey.preflight(region, cluster)
+            checks = preflight.preflight(region, cluster)
             faults = [each["said"] for each in checks if each["status"] == "failed"]
             not_run = [each["said"] for each in checks if each["status"] == "not_run"]
             lines = table([[each["status"], each["check"], each["said"]] for each in checks])

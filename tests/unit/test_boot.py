@@ -65,7 +65,7 @@ ROLE = {
 TABLE: list[dict[str, Any]] = [
     {"name": "one", "groups": ["muster_gpu"]},
     {"name": "efa", "groups": ["muster_efa"]},
-    {"name": "slurm", "groups": ["muster_compute"]},
+    {"name": "slurm", "groups": ["muster_compute"], "alone": False},
     {"name": "other", "groups": ["muster_gpu"]},
     {"name": "optional"},
 ]

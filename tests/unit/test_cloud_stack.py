@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from cloud_parts import CLUSTER, bring, credentials, look, running, with_group
 
-from ansible_collections.muster.fleet.plugins.module_utils.aws import boot, permissions, plan, survey
+from ansible_collections.muster.fleet.plugins.module_utils.aws import boot, permissions, plan, preflight, survey
 from ansible_collections.muster.fleet.plugins.module_utils.aws.cluster import load
 
 __all__ = ["bring", "credentials", "look"]
@@ -141,12 +141,12 @@ def test_permissions_pass_only_with_an_answer_for_each_action() -> None:
         ([(first, "implicitDeny")], "failed", f"{arn} may not {first}; allow it"),
         ([(each, "allowed") for each in (first, *rest)], "passed", f"{len(rest) + 1} actions"),
     ):
-        found = survey._permissions(Iam(*told), cluster, arn)
+        found = preflight._permissions(Iam(*told), cluster, arn)
         assert found["status"] == status and found["said"].startswith(text), found
 
 
 def test_a_key_pair_that_aws_does_not_show_is_missing() -> None:
-    assert survey._key_pair(Iam(), {"key_pair": "ada"})["status"] == "failed"
+    assert preflight._key_pair(Iam(), {"key_pair": "ada"})["status"] == "failed"
 
 
 BLOCK = {"name": "gpu", "type": "p5.48xlarge", "count": 2, "market": "capacity-block"}
@@ -174,7 +174,7 @@ HAVE = {
     ],
 )
 def test_a_reservation_must_serve_its_group(have: dict[str, Any], group: dict[str, Any], said: str) -> None:
-    found = survey.reservation_fault({**HAVE, **have}, {**BLOCK, **group}, ["us-east-1a"])
+    found = preflight.reservation_fault({**HAVE, **have}, {**BLOCK, **group}, ["us-east-1a"])
     assert said in found if said else found == ""
 
 
@@ -191,7 +191,7 @@ def test_a_reservation_must_serve_its_group(have: dict[str, Any], group: dict[st
     ],
 )
 def test_the_quota_of_a_type(kind: str, market: str, hyperpod: bool, name: str | None) -> None:
-    assert survey.quota_name(kind, market, hyperpod) == name
+    assert preflight.quota_name(kind, market, hyperpod) == name
 
 
 def test_prices_are_numbers() -> None:

@@ -63,7 +63,7 @@ def roles() -> dict[str, dict[str, Any]]:
 def test_the_table_has_every_role_once_after_what_it_needs() -> None:
     assert sorted(NAMES) == sorted(roles())
     for number, entry in enumerate(TABLE):
-        assert set(entry) <= {"name", "groups", "when", "after", "space", "stack"}, entry
+        assert set(entry) <= {"name", "groups", "when", "after", "space", "alone", "stack"}, entry
         assert set(entry.get("after", [])) <= set(NAMES[:number]), f"{entry['name']} stands before what it needs"
 
 

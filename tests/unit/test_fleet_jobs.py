@@ -56,6 +56,19 @@ EXPECTED = {
 }
 
 
+def test_the_folder_of_nccl_tests_is_the_default_of_its_role() -> None:
+    defaults = yaml.safe_load((ROOT / "roles/nccl_tests/defaults/main.yml").read_text())
+    have = nodes("p5.48xlarge", "p5.48xlarge")
+    program = fleet.collectives(fleet.parts(list(have), have), {}, TRAINER)[0]["document"]["command"][0]
+    assert program.startswith(defaults["nccl_tests_prefix"] + "/bin/")
+
+
+def test_launchers_of_operators_run_on_kubernetes_and_others_on_themselves() -> None:
+    found = {kind: FilterModule().filters()["job_service"](kind) for kind in documents.LAUNCHERS}
+    assert {kind for kind, service in found.items() if service == "kubernetes"} == {"pytorchjob", "trainjob", "mpijob", "jobset"}
+    assert {kind for kind, service in found.items() if service == kind} == {"slurm", "batch", "sagemaker", "torchrun"}
+
+
 @pytest.mark.parametrize("kind", EXPECTED)
 def test_gpu_nodes_run_nccl_with_a_rank_for_each_gpu(kind):
     gpus, largest, model, cpus = EXPECTED[kind]

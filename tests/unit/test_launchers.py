@@ -4,11 +4,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -332,14 +335,41 @@ def test_an_mpi_launcher_starts_the_ranks_on_the_hosts_of_its_file(tmp_path: Pat
     body = 'if [ "$1" = --version ]; then echo "mpirun (Open MPI) 5.0.7"; exit; fi\nprintf "%s " "$@" > "$0.seen"\n'
     body += 'while [ "$1" != bash ]; do shift; done\n"$@"'
     say(tmp_path, "mpirun", body)
+    say(tmp_path, "ssh", 'printf "%s\\n" "$*" >> "$0.seen"; exit 255')
     ranks = {"RANK": "0", "LOCAL_RANK": "0", "SIZE": "16", "LOCAL_SIZE": "8"}
     environment = {f"OMPI_COMM_WORLD_{name}": value for name, value in ranks.items()} | {"PATH": f"{tmp_path}:/usr/bin:/bin", "HOME": "/x"}
     done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "a b,$HOME,", "")
     seen = (tmp_path / "mpirun.seen").read_text()
     assert "-n 16 --hostfile" in seen and "--map-by ppr:8:node --prtemca plm_ssh_args" in seen and "-x NCCL_NET_PLUGIN" in seen
+    # The workers end by themselves, so that their nodes are free and their pods stay.
+    assert (tmp_path / "ssh.seen").read_text() == "-n -o StrictHostKeyChecking=no -o ConnectionAttempts=30 localhost kill 1\n"
+    assert manifest["spec"]["runPolicy"]["cleanPodPolicy"] == "Running"
     # SSH gives a rank no variable of the image.
     assert "-x PATH " in seen and "PYTHONPATH" not in seen
+
+
+def test_an_mpi_launcher_that_fails_or_is_ended_leaves_the_workers(tmp_path: Path) -> None:
+    document, identity = loaded("mpijob", nodes=2)
+    manifest = kubernetes.render(document, identity, aim("mpijob"))
+    pod = manifest["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["containers"][0]
+    words = [word.replace("$$(", "$(").replace("/etc/mpi/hostfile", f"{tmp_path}/hostfile") for word in [*pod["command"], *pod["args"]]]
+    (tmp_path / "hostfile").write_text("localhost slots=8\n")
+    say(tmp_path, "ssh", 'printf "%s\\n" "$*" >> "$0.seen"')
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "HOME": "/x"}
+    for ending, code in {"exit 3": 3, f"touch {tmp_path}/runs; trap 'echo saved; exit 7' TERM; sleep 30 & wait": 7}.items():
+        say(tmp_path, "mpirun", f'if [ "$1" = --version ]; then echo "mpirun (Open MPI) 5.0.7"; exit; fi\n{ending}')
+        with subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True) as launcher:
+            if code == 7:
+                while not (tmp_path / "runs").exists():
+                    time.sleep(0.02)
+                launcher.terminate()
+            assert launcher.stdout is not None
+            said = launcher.stdout.readline() if code == 7 else ""
+            assert (launcher.wait(20), said) == (code, "saved\n" if code == 7 else "")
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(launcher.pid, signal.SIGKILL)
+    assert not (tmp_path / "ssh.seen").exists()
 
 
 def test_a_host_starts_its_ranks_with_the_words_and_the_environment(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from test_health_checks import FAULTS, HOST, WANT, Machine, on_the_host
 from test_role_checks import found_in
 from test_stack_rules import EXAMPLES
 
-from ansible_collections.muster.fleet.plugins.module_utils.aws import survey, template_batch
+from ansible_collections.muster.fleet.plugins.module_utils.aws import preflight, template_batch
 from ansible_collections.muster.fleet.plugins.module_utils.hardware import kernel, nccl_plugin
 from ansible_collections.muster.fleet.plugins.module_utils.health import diagnose, settings
 from ansible_collections.muster.fleet.plugins.module_utils.health.nccl_judge import judge
@@ -316,16 +316,16 @@ def denied() -> str:
     answers = [{"EvalActionName": "fsx:DescribeFileSystems", "EvalDecision": "implicitDeny"}]
     region: Any = type("Region", (), {"every": lambda self, *_names, **_options: answers})()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(survey.plan, "parts", lambda _cluster: [])
-        return str(survey._permissions(region, {}, "arn:aws:iam::1:role/x"))
+        patch.setattr(preflight.plan, "parts", lambda _cluster: [])
+        return str(preflight._permissions(region, {}, "arn:aws:iam::1:role/x"))
 
 
 def without_exports() -> str:
     region: Any = type("Region", (), {"name": "us-east-1", "every": lambda self, *_names, **_options: []})()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(survey, "_stack", lambda _region, _name: {"StackStatus": "CREATE_COMPLETE"})
-        patch.setattr(survey.plan, "parts", lambda _cluster: [])
-        return str(survey._exports(region, {"vpc": {"stack": "net"}}))
+        patch.setattr(preflight.survey, "stack", lambda _region, _name: {"StackStatus": "CREATE_COMPLETE"})
+        patch.setattr(preflight.plan, "parts", lambda _cluster: [])
+        return str(preflight._exports(region, {"vpc": {"stack": "net"}}))
 
 
 def first_container(**variables: str) -> str:
@@ -380,10 +380,10 @@ SENTENCES: dict[str, Callable[[Path], str]] = {
     "the test did not end": lambda _tmp: verdict(WHOLE.rpartition("# Out of bounds")[0]),
     "expected, the output lists": lambda _tmp: verdict(WHOLE, ranks=32),
     "The output contains no table of nccl-tests": lambda _tmp: without_table(),
-    "and the cluster in": lambda _tmp: survey.reservation_fault({**BLOCK, "AvailabilityZone": "us-east-1b"}, GROUP, ["us-east-1a"]),
-    "name one that is active": lambda _tmp: survey.reservation_fault({**BLOCK, "State": "expired"}, GROUP, ["us-east-1a"]),
-    "; set market to": lambda _tmp: survey.reservation_fault(BLOCK, {**GROUP, "market": "reservation"}, ["us-east-1a"]),
-    "ask for an increase of": lambda _tmp: str(survey._quota("P instances", 384, {"Value": 96, "QuotaCode": "L-1"}, "ec2")),
+    "and the cluster in": lambda _tmp: preflight.reservation_fault({**BLOCK, "AvailabilityZone": "us-east-1b"}, GROUP, ["us-east-1a"]),
+    "name one that is active": lambda _tmp: preflight.reservation_fault({**BLOCK, "State": "expired"}, GROUP, ["us-east-1a"]),
+    "; set market to": lambda _tmp: preflight.reservation_fault(BLOCK, {**GROUP, "market": "reservation"}, ["us-east-1a"]),
+    "ask for an increase of": lambda _tmp: str(preflight._quota("P instances", 384, {"Value": 96, "QuotaCode": "L-1"}, "ec2")),
     "allow it (docs/architectures.md has the policy)": lambda _tmp: denied(),
     "has no export": lambda _tmp: without_exports(),
     "these variables are empty in the manifest": lambda _tmp: first_container(IMAGE_URI="x", NUM_NODES="2", EFA_PER_NODE=""),

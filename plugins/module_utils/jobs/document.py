@@ -89,6 +89,11 @@ class JobError(ValueError):
     """A job document that cannot be run; its text is one sentence with the remedy."""
 
 
+def service_of(kind):
+    """What runs the jobs of a launcher: kubernetes for those of its operators, else the launcher itself."""
+    return "kubernetes" if kind in KUBERNETES else kind
+
+
 def filled(data, fields, where):
     """`data` with defaults from `fields`, {field: (type, default)}; refuses a field that is unknown, missing or of another type."""
     for field in data:

@@ -36,6 +36,7 @@ TRAINING = {
 # The first that fits: memory of a GPU in GiB and GPUs of a node, both at least, and the model whose whole state and a sample they hold
 # (python -m trainer estimate). It need not be the largest: the job proves the way to the GPUs, and writes its checkpoints in seconds.
 MODELS = ((80, 4, "llama-3.1-8b"), (40, 1, "llama-3.2-1b"), (0, 1, "reference"))
+NCCL_TESTS = "/opt/nccl-tests"  # the default of nccl_tests_prefix
 LARGEST = 16 << 30  # bytes of the largest message, unless the network is fast only from larger ones on
 
 
@@ -144,18 +145,18 @@ def combinations(part, want):
     ]
 
 
-def collectives(fleet, asked, trainer, prefix, kind="slurm"):
+def collectives(fleet, asked, trainer, prefix="", kind="slurm"):
     """The jobs that measure the collectives: [{document, op, type, datatype, hosts, ranks, floors, real, skip}].
 
     fleet: from parts(); asked: the user's muster_collectives; trainer: what of a document lets a rank find the trainer (venv or image,
-    mounts, env); prefix: folder of nccl-tests; kind: the launcher.
+    mounts, env); prefix: folder of nccl-tests, "" for that of role nccl_tests; kind: the launcher.
     type: whose bandwidths the job must reach, "" without GPUs; skip: why nothing is measured, "" otherwise.
     """
     return [
         job
         for part in fleet
         for want in combinations(part, {**settings(part["have"])[0], **asked})
-        for job in _collectives(part, want, trainer, prefix, kind)
+        for job in _collectives(part, want, trainer, prefix or NCCL_TESTS, kind)
     ]
 
 

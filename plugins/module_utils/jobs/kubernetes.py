@@ -70,8 +70,22 @@ esac
 for name in PATH PYTHONPATH LD_LIBRARY_PATH; do
   [ -z "${!name:-}" ] || how+=(-x "$name")
 done
-exec mpirun --allow-run-as-root -n %(ranks)d --hostfile /etc/mpi/hostfile --map-by ppr:%(per_node)d:node "${how[@]}" \\
-  --mca btl_tcp_if_exclude lo,docker0 %(exports)s bash -c %(rank)s rank "$@"
+mpirun --allow-run-as-root -n %(ranks)d --hostfile /etc/mpi/hostfile --map-by ppr:%(per_node)d:node "${how[@]}" \\
+  --mca btl_tcp_if_exclude lo,docker0 %(exports)s bash -c %(rank)s rank "$@" &
+main=$!
+trap 'kill -TERM "$main"' TERM
+code=0
+wait "$main" || code=$?
+# A signal ends the first wait before mpirun has ended.
+if kill -0 "$main" 2>/dev/null; then
+  code=0
+  wait "$main" || code=$?
+fi
+[ "$code" = 0 ] || exit "$code"
+# A worker's sshd would keep the node. It ends with code 0 by SIGTERM, and the pod still tells where it ran.
+while read -r host _; do
+  ssh -n $options "$host" kill 1 || true
+done < /etc/mpi/hostfile
 """
 MPI_RANK = """\
 set -euo pipefail
@@ -217,15 +231,16 @@ def _pytorchjob(document, metadata, target):
     elif target["etcd"]:
         raise JobError("muster_target.etcd is set, and job %s meets by c10d; set launcher.rendezvous to etcd-v2." % document["name"])
     worker = {"replicas": document["nodes"], "restartPolicy": "OnFailure" if document["retries"] else "Never", "template": pod}
-    policy = _run_policy(document)
+    policy = _run_policy(document, "None")
     if not document["retries"]:
         # With a limit, the operator deletes the pods of a failed job, and their logs with them.
         del policy["backoffLimit"]
     return {"elasticPolicy": elastic, "runPolicy": policy, "pytorchReplicaSpecs": {"Worker": worker}}
 
 
-def _run_policy(document):
-    return {"activeDeadlineSeconds": 60 * document["time_limit"], "backoffLimit": document["retries"], "cleanPodPolicy": "None"}
+def _run_policy(document, remove):
+    """remove: which pods of an ended job the operator deletes."""
+    return {"activeDeadlineSeconds": 60 * document["time_limit"], "backoffLimit": document["retries"], "cleanPodPolicy": remove}
 
 
 def _trainjob(document, metadata, target):
@@ -305,7 +320,8 @@ def _mpijob(document, metadata, target):
         "sshAuthMountPath": SSH,
         "slotsPerWorker": ranks,
         "launcherCreationPolicy": "WaitForWorkersReady",
-        "runPolicy": _run_policy(document),
+        # The workers of a failed job would keep their nodes. The launcher's log has what the ranks printed.
+        "runPolicy": _run_policy(document, "Running"),
         "mpiReplicaSpecs": {
             "Launcher": {"replicas": 1, "restartPolicy": "OnFailure" if document["retries"] else "Never", "template": launcher},
             "Worker": {"replicas": nodes, "restartPolicy": "OnFailure" if document["retries"] else "Never", "template": worker},

@@ -83,7 +83,7 @@ def connection(kubeconfig, context, who):
             raise Unreachable(" ".join(str(error).split())) from error
         status, text = answer.status, answer.data
         text = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
-        # A load balancer has a page for an API server that is away; that one is asked again.
+        # While the API server is away, a load balancer answers with its own page; such a request is repeated.
         if status not in BUSY and not is_kubernetes(path, status, answer.headers.get("Content-Type", ""), text):
             message = "%s %s returned an answer that is not Kubernetes'; look at the proxy and at the server of context %s."
             raise ApiError(message % (method, host + path, context))
