@@ -323,3 +323,15 @@ def test_prometheus_configuration_is_a_secret() -> None:
     }
     [shown, *_others] = of("monitoring", "__monitoring_server_files", **known)
     assert [each["dest"] for each in shown] == ["/etc/prometheus/muster/muster.rules.yml"]
+
+
+def test_the_playbooks_of_day_2_repeat_the_defaults_of_role_slurm() -> None:
+    again = yaml.safe_load((ROLES.parent / "playbooks/vars/day2.yml").read_text())
+    defaults = yaml.safe_load((ROLES / "slurm/defaults/main.yml").read_text())
+
+    def value(text: str, **given: str) -> str:
+        return Templar(loader=DataLoader(), variables=given).template(trust_as_template(text))
+
+    assert value(again["__day2_munge_key"]) == value(defaults["slurm_secrets_dir"]) + "/munge.key"
+    assert value(again["__day2_munge_key"], slurm_secrets_dir="/secrets") == "/secrets/munge.key"
+    assert value(again["__day2_cluster"]) == value(defaults["slurm_cluster_name"]) != ""
