@@ -36,7 +36,7 @@ import pathlib, time
 at = pathlib.Path("/sys/fs/cgroup/memory")
 names = ("memory.limit_in_bytes", "memory.usage_in_bytes") if at.is_dir() else ("memory.max", "memory.current")
 most, used = (int(((at if at.is_dir() else at.parent) / name).read_text()) for name in names)
-taken = bytearray(b"x" * max(0, most * 3 // 4 - used))
+taken = b"x" * max(0, most * 3 // 4 - used)
 pathlib.Path("/run/taken").touch()
 time.sleep(3600)
 """
@@ -129,7 +129,7 @@ def hung_mount(fleet: Fleet) -> Iterator[None]:
         yield
     finally:
         os.close(server)
-        subprocess.run([*inside, "umount", "--lazy", HUNG], check=True)
+        fleet.ansible(NODE, "umount", "--lazy", "--no-canonicalize", HUNG)
 
 
 @contextlib.contextmanager
