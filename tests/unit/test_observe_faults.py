@@ -7,6 +7,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import shutil
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -108,7 +109,7 @@ def test_a_device_that_vanishes_during_a_scrape_leaves_the_others(exporter: Modu
     def listed(folder: str) -> list:
         found = plain(folder)
         if folder.endswith(f"{lost}/hw_counters"):
-            os.unlink(tmp_path / "class/infiniband" / lost)
+            shutil.rmtree(tmp_path / "class/infiniband" / lost)
         return found
 
     monkeypatch.setattr(exporter, "listed", listed)
