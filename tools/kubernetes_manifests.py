@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
 """Writes kubernetes/MODEL-fsdp.yaml: PyTorchJobs for people who apply them by envsubst and kubectl.
+It also writes kubernetes/health/node-health.yaml, which tells Kubernetes what muster-health finds on each node.
 
 The names of the environment are those of the AWS reference, and those of MANIFEST_NAMES beside them. With --check nothing is written; the
 exit code says whether the manifests are current.
@@ -10,12 +11,14 @@ exit code says whether the manifests are current.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "collections"))
 
+from ansible_collections.muster.fleet.plugins.module_utils.health import kubernetes_agent
 from ansible_collections.muster.fleet.plugins.module_utils.jobs.kubernetes import MANIFEST_NEEDED, MANIFEST_OPTIONAL
 
 # File -> (the trainer's preset, samples of a rank, steps, steps between checkpoints and validations), as in the AWS reference.
@@ -123,6 +126,91 @@ spec:
                 - {name: checkpoints, mountPath: /checkpoints}
 """
 
+HEALTH = """\
+# Made by tools/kubernetes_manifests.py; `make docs` writes it anew.
+# Runs muster-health on each node, sets the node condition %(condition)s, and taints nodes that must not train with
+# %(taint)s. docs/health.md says how to apply it.
+apiVersion: v1
+kind: Namespace
+metadata:
+  name: muster-health
+  labels:
+    # The checks look at the host's devices, processes and mounts.
+    pod-security.kubernetes.io/enforce: privileged
+---
+apiVersion: v1
+kind: ServiceAccount
+metadata: {name: node-health, namespace: muster-health}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRole
+metadata: {name: muster-node-health}
+rules:
+  - {apiGroups: [""], resources: [nodes], verbs: [get, list, patch]}
+  - {apiGroups: [""], resources: [nodes/status], verbs: [patch]}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata: {name: muster-node-health}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: muster-node-health}
+subjects:
+  - {kind: ServiceAccount, name: node-health, namespace: muster-health}
+---
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: node-health, namespace: muster-health}
+data:
+  agent.py: |
+%(agent)s
+---
+apiVersion: apps/v1
+kind: DaemonSet
+metadata:
+  name: node-health
+  namespace: muster-health
+  labels: {app: muster-node-health}
+spec:
+  selector:
+    matchLabels: {app: muster-node-health}
+  updateStrategy:
+    type: RollingUpdate
+    rollingUpdate: {maxUnavailable: "10%%"}
+  template:
+    metadata:
+      labels: {app: muster-node-health}
+      # A new agent starts new pods.
+      annotations: {muster/agent: %(sum)s}
+    spec:
+      serviceAccountName: node-health
+      priorityClassName: system-node-critical
+      hostPID: true
+      nodeSelector: {kubernetes.io/os: linux}
+      # Also on nodes that have the taint, which ends only when the checks pass again.
+      tolerations:
+        - {operator: Exists}
+      containers:
+        - name: agent
+          image: "${IMAGE_URI}"
+          command: [python3, /agent/agent.py, --interval=300, --, chroot, /host]
+          args: [/usr/bin/muster-health, --level, periodic, --format, json]
+          env:
+            - name: NODE_NAME
+              valueFrom:
+                fieldRef: {fieldPath: spec.nodeName}
+          securityContext: {privileged: true, runAsUser: 0}
+          resources:
+            requests: {cpu: 20m, memory: 64Mi}
+            limits: {memory: 256Mi}
+          volumeMounts:
+            - {name: agent, mountPath: /agent, readOnly: true}
+            - {name: host, mountPath: /host, mountPropagation: HostToContainer}
+      volumes:
+        - name: agent
+          configMap: {name: node-health}
+        - name: host
+          hostPath: {path: /}
+"""
+
 
 def listed(words: list[str], indent: int) -> str:
     return "\n".join(f'{" " * indent}- "{word}"' if "$" in word else f"{' ' * indent}- {word}" for word in words)
@@ -155,19 +243,33 @@ def manifest(model: str) -> str:
     }
 
 
+def health() -> str:
+    """The manifest of the health checks, as text for envsubst."""
+    text = Path(kubernetes_agent.__file__).read_text()
+    if "$" in text:
+        raise ValueError("kubernetes_agent.py has a dollar sign, which envsubst would take for a variable; write it without.")
+    return HEALTH % {
+        "condition": kubernetes_agent.CONDITION,
+        "taint": kubernetes_agent.TAINT,
+        "agent": "\n".join(line and "    " + line for line in text.splitlines()),
+        "sum": hashlib.sha256(text.encode()).hexdigest()[:16],
+    }
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--check", action="store_true", help="write nothing")
     check = parser.parse_args().check
     folder = ROOT / "kubernetes"
     texts = {folder / f"{model}-fsdp.yaml": manifest(model) for model in MODELS}
-    others = sorted(set(folder.glob("*.yaml")) - set(texts))
+    texts[folder / "health/node-health.yaml"] = health()
+    others = sorted({*folder.glob("*.yaml"), *folder.glob("health/*.yaml")} - set(texts))
     old = [path for path, text in texts.items() if not path.exists() or path.read_text() != text] + others
     if check:
         for path in old:
             print(f"{path.relative_to(ROOT)} is not current; run `make docs`")
         return 1 if old else 0
-    folder.mkdir(exist_ok=True)
+    (folder / "health").mkdir(parents=True, exist_ok=True)
     for path, text in texts.items():
         path.write_text(text)
     for path in others:

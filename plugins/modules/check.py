@@ -38,8 +38,9 @@ options:
       - C(file) takes C(mode), C(owner), C(group), C(matches) or C(absent).
       - C(manifest) is a component whose files and packages are compared with the manifest of the node. It has a remedy of its own.
       - C(unit) takes C(active), C(enabled) and C(retries).
-      - C(value) takes C(equals) or C(matches), and C(rehearsed), the stand-ins that the value comes from. The modules that gather facts
-        return them.
+      - C(value) takes C(equals), C(matches) or C(empty), and C(rehearsed), the stand-ins that the value comes from. The modules that gather
+        facts return them. An empty value fails, except with C(empty), the words for what an empty value means, such as V(no fault); with
+        it every other value fails.
       - A probe that looked at a stand-in of a rehearsal is C(not_run); C(rehearsed) of its record is what it would have been. On a host
         that rehearses, this also goes for a C(value) without C(rehearsed).
     type: list

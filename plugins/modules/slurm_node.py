@@ -27,7 +27,7 @@ attributes:
     description: Shows state and Reason of each changed node.
 options:
   names:
-    description: Nodes, as names or host lists such as V(compute-[1-8]). One of O(names) and O(all_but) is needed.
+    description: Nodes, as names or host lists such as V(compute-[1-8]), at least one. One of O(names) and O(all_but) is needed.
     type: list
     elements: str
   all_but:
@@ -167,6 +167,9 @@ def main():
         return {name: {"state": nodes[name]["state"], "reason": nodes[name]["reason"]} for name in names}
 
     wanted = params["names"]
+    # A variable that came out empty must not look like nodes that were drained.
+    if wanted is not None and not any(name.strip() for name in wanted):
+        module.fail_json(msg="names has no node to be %s; name one, or skip the task when there is none." % params["state"])
     if wanted is None:
         wanted = leaving(module, params["all_but"])
         if not wanted:

@@ -20,7 +20,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from . import adding, bake, converge, hosts, peers, render, stack, table, trainer
+from . import adding, bake, converge, exporters, hosts, peers, render, stack, table, trainer
 from .fleets import ROOT
 
 PAGE = ROOT / "docs/performance.md"
@@ -45,6 +45,7 @@ PARTS: dict[str, Callable[[Path], list[table.Row]]] = {
     "tokens": trainer.tokens,
     "memory": trainer.memory,
     "scaling": trainer.scaling,
+    "exporters": exporters.rows,
     "inventory": inventory,
     "stack": stack.rows,
     "bake": bake.rows,

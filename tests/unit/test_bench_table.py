@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.bench import __main__ as bench
-from tests.bench import adding, converge, peers, stack, table
+from tests.bench import adding, converge, exporters, peers, stack, table
 
 OLD = table.Row(
     "Second converge", "8.3 s", "`ansible -m setup`, 1.73 s", "4.80", "≤ 5", "2026-11-23, 2 cores", "`python -m tests.bench converge`"
@@ -143,3 +143,12 @@ def test_the_rows_of_each_part_that_starts_fleets(tmp_path, monkeypatch):
         names = [each.what for each in rows]
         known = {each.what: each.bound for each in table.read((bench.ROOT / "docs/performance.md").read_text())}
         assert {each.what: each.bound for each in rows} == {name: known[name] for name in names}
+
+
+def test_the_cost_of_an_exporter_is_scaled_to_a_scrape_in_15_s():
+    """3 ms a scrape and 0.1 ms a second without one are 0.03 % of a core."""
+    cost = exporters.Cost(scrape=0.003, idle=0.0001, memory=25)
+    assert round(cost.share, 6) == 0.0003
+    cpu, memory = exporters.both("X", cost, "scaled")
+    assert (cpu.ours, cpu.ratio, memory.ours, memory.ratio) == ("0.030 % of a core (scaled)", "0.06", "25.0 MB", "0.42")
+    assert exporters.both("X", cost._replace(memory=61), "")[1].ratio.endswith("**over**")

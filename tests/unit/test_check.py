@@ -216,6 +216,19 @@ def test_values():
     assert record({"value": "16", "matches": "^1[0-9]$"})["status"] == "passed"
 
 
+@pytest.mark.parametrize("wanted", [{"equals": ""}, {"matches": "^a*$"}, {"matches": "^$"}, {}])
+def test_an_empty_value_shows_nothing(wanted):
+    found = record({"value": " \n", **wanted})
+    assert (found["status"], found["reason"]) == ("failed", "the value is empty")
+
+
+def test_a_check_may_ask_for_an_empty_value_by_name():
+    found = record({"value": "", "empty": "no fault"})
+    assert (found["status"], found["found"], found["expected"]) == ("passed", "no fault", "no fault")
+    found = record({"value": "libfabric is missing.", "empty": "no fault"})
+    assert (found["status"], found["found"], found["expected"]) == ("failed", "libfabric is missing.", "no fault")
+
+
 def test_the_node_is_compared_with_its_manifest(tmp_path, monkeypatch):
     path, artefact = tmp_path / "manifest.json", tmp_path / "jq"
     monkeypatch.setattr(logic.manifest, "PATH", str(path))
@@ -247,6 +260,8 @@ def test_a_reason_not_to_run_is_kept():
         ({"check": "it", "remedy": "x", "argv": ["true"], "unit": "munge"}, "it has argv, unit"),
         ({"check": "it", "remedy": "x", "file": "/x", "owned": "root"}, "unknown field owned for a probe of kind file"),
         ({"check": "it", "remedy": "x", "value": "x", "retries": 3}, "unknown field retries for a probe of kind value"),
+        ({"check": "it", "remedy": "x", "value": "x", "empty": ""}, "needs a text in empty"),
+        ({"check": "it", "remedy": "x", "value": "x", "empty": "no fault", "equals": ""}, "no equals or matches beside it"),
         ({"check": "it", "remedy": "x", "argv": ["true"], "not_run_when": "busy"}, "a not_run_when that is not a mapping"),
         ({"check": "it", "remedy": "x", "argv": ["true"], "not_run_when": {"busy": ""}}, "a not_run_when that is not a mapping"),
     ],

@@ -8,10 +8,12 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 
 from ansible_collections.muster.fleet.plugins.module_utils.node import image_seal as logic
 from ansible_collections.muster.fleet.plugins.modules import image_seal as module
 
+ROOT = Path(__file__).parents[2]
 MANIFEST = {
     "schema": "muster.manifest/1",
     "stack": {"name": "debian-13", "sha256": "ab" * 32},
@@ -21,6 +23,20 @@ MANIFEST = {
 SECRETS = (
     "etc/ssh/ssh_host_ed25519_key",
     "etc/munge/munge.key",
+    "etc/munge/munge.key.previous",
+    "etc/slurm/jwt_hs256.key",
+    "etc/slurm/muster-database-key.pem",
+    "etc/slurm/slurmdbd.conf",
+    "var/lib/slurm/slurmctld/jwt.key",
+    "etc/prometheus/muster/password",
+    "etc/prometheus/muster/key.pem",
+    "etc/prometheus/alertmanager.yml",
+    "etc/prometheus/prometheus.yml",
+    "etc/muster/metrics/password",
+    "etc/grafana/provisioning/datasources/muster.yaml",
+    "etc/sssd/sssd.conf",
+    "var/lib/sss/db/cache_muster.ldb",
+    "var/lib/sss/secrets/secrets.ldb",
     "root/.ssh/authorized_keys",
     "home/admin/.ssh/authorized_keys",
     "home/admin/.bash_history",
@@ -49,7 +65,15 @@ SECRETS = (
     "var/cache/dnf/repo.solv",
 )
 EMPTIED = ("etc/machine-id", "var/log/wtmp", "var/log/apt/history.log")
-KEPT = ("etc/ssh/sshd_config", "etc/slurm/slurm.conf", "home/admin/.ssh/config", "home/admin/.bashrc")
+KEPT = (
+    "etc/slurm/muster-database-ca.pem",
+    "etc/prometheus/site/a.rules.yml",
+    "etc/muster/directory-ca.pem",
+    "etc/ssh/sshd_config",
+    "etc/slurm/slurm.conf",
+    "home/admin/.ssh/config",
+    "home/admin/.bashrc",
+)
 
 
 @pytest.fixture
@@ -58,7 +82,7 @@ def root(tmp_path: Path) -> Path:
     for each in (*SECRETS, *EMPTIED, *KEPT):
         (tmp_path / each).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / each).write_text("s3cret")
-    (tmp_path / "etc/muster").mkdir()
+    (tmp_path / "etc/muster").mkdir(exist_ok=True)
     (tmp_path / "etc/muster/manifest.json").write_text(json.dumps(MANIFEST))
     return tmp_path
 
@@ -104,7 +128,7 @@ def test_what_stays_is_named(seal, root: Path, monkeypatch) -> None:
     monkeypatch.setattr(logic, "_try", lambda *_: None)
     result = seal()
     assert result["failed"]
-    assert f"{root}/etc/munge/munge.key cannot be removed from the image" in result["msg"]
+    assert f"{root}/etc/grafana/provisioning/datasources/muster.yaml cannot be removed from the image" in result["msg"]
 
 
 def test_without_a_component_it_is_no_image(seal, root: Path) -> None:
@@ -123,3 +147,39 @@ def test_the_list_names_components_and_packages(seal, root: Path) -> None:
     assert by_name["slurmd"]["purl"].endswith("&distro=debian-13")
     assert "@1%3A24.11.5-4%2Bdeb13u1?" in by_name["slurmd"]["purl"]
     assert {"name": "muster:stack_name", "value": "debian-13"} in found["metadata"]["properties"]
+
+
+def secret_files() -> list[str]:
+    """The files that roles write under `secrets`, and those that only their owner or group may read."""
+    found = set()
+
+    def look(value: object) -> None:
+        if isinstance(value, list):
+            for each in value:
+                look(each)
+        elif isinstance(value, dict):
+            private = str(value.get("mode", "0644")).endswith("0") and value.get("state", "file") == "file"
+            if private and isinstance(value.get("dest"), str):
+                found.add(value["dest"])
+            for each in value.values():
+                look(each)
+
+    for path in sorted((ROOT / "roles").glob("*/vars/main.yml")):
+        variables = yaml.safe_load(path.read_text()) or {}
+        look(variables)
+        for name, value in variables.items():
+            if name.endswith("_secrets") and isinstance(value, list):
+                found.update(each["dest"] for each in value if isinstance(each, dict) and each.get("mode") != "0644")
+    return sorted(each.replace("{{ __monitoring_folder }}", "/etc/prometheus/muster") for each in found)
+
+
+def test_the_seal_knows_each_secret_that_a_role_writes(tmp_path: Path) -> None:
+    files = [each for each in secret_files() if each.startswith("/")]
+    assert {"/etc/munge/munge.key", "/etc/slurm/jwt_hs256.key", "/etc/prometheus/muster/password", "/etc/muster/metrics/key.pem"} <= {
+        *files
+    }
+    for each in files:
+        (tmp_path / each[1:]).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / each[1:]).write_text("s3cret")
+    logic.clean(str(tmp_path))
+    assert [each for each in files if (tmp_path / each[1:]).exists()] == []

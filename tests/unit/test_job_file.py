@@ -8,6 +8,7 @@ import base64
 import os
 import pwd
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -54,6 +55,58 @@ def test_root_reads_only_what_the_user_may_read(fetch, tmp_path: Path) -> None:
     assert os.geteuid() == 0 and os.getegid() == 0
     (tmp_path / "secret").chmod(0o644)
     assert base64.b64decode(fetch("secret", user="nobody")["content"]) == b"s3cret"
+
+
+@pytest.fixture
+def copy(call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A function that fetches a file as a task does, and returns the task's result."""
+
+    def run_here(_self, module_name, module_args, task_vars):
+        assert module_name == "muster.fleet.job_file"
+        return call(module, **{key: str(value) for key, value in module_args.items()})
+
+    monkeypatch.setattr(action.ActionModule, "_execute_module", run_here)
+
+    def run(src: Path, dest: Path, **more):
+        task = Mock(args={"src": str(src), "dest": str(dest), "user": ME, **more}, async_val=0, check_mode=False, diff=False)
+        return action.ActionModule(task, Mock(), Mock(), Mock(), Mock(), Mock()).run(task_vars={})
+
+    return run
+
+
+@pytest.mark.parametrize("mask", [0o000, 0o022, 0o077])
+@pytest.mark.parametrize(("mode", "copied"), [("0600", 0o600), ("0640", 0o640), ("0644", 0o644), ("0755", 0o644), ("0400", 0o600)])
+def test_the_copy_has_the_mode_of_the_file_without_rights_to_execute(copy, tmp_path: Path, mode: str, copied: int, mask: int) -> None:
+    (tmp_path / "a").write_text("output\n")
+    (tmp_path / "a").chmod(int(mode, 8))
+    dest = tmp_path / "runs" / "output.txt"
+    dest.parent.mkdir()
+    # An earlier run may have left a copy that everybody can read.
+    dest.write_text("old")
+    dest.chmod(0o666)
+    before = os.umask(mask)
+    try:
+        result = copy(tmp_path / "a", dest)
+    finally:
+        os.umask(before)
+    assert (result["exists"], result["mode"], result["left_out"]) == (True, mode, 0)
+    assert (dest.read_text(), dest.stat().st_mode & 0o7777) == ("output\n", copied)
+    assert os.listdir(dest.parent) == ["output.txt"]
+
+
+def test_a_file_that_went_away_leaves_no_part_of_a_copy(copy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a").write_text("output\n")
+    part = action.ActionModule._part
+
+    def gone(self, asked, task_vars, offset, length):
+        if length:
+            (tmp_path / "a").unlink()
+        return part(self, asked, task_vars, offset, length)
+
+    monkeypatch.setattr(action.ActionModule, "_part", gone)
+    result = copy(tmp_path / "a", tmp_path / "runs/output.txt")
+    assert (result["failed"], result["msg"]) == (True, f"{tmp_path}/a went away while it was read.")
+    assert os.listdir(tmp_path / "runs") == []
 
 
 @pytest.mark.parametrize("size", [0, 1, 99, 100])

@@ -294,6 +294,31 @@ def test_an_image_that_an_instance_runs_stays_in_the_engine() -> None:
     assert (removed, real.images) == (["localhost/c:ami-2"], {})
 
 
+def test_the_console_shows_no_line_of_the_kernel() -> None:
+    """A container's journal reads /dev/kmsg, and with it what the kernel says of this machine and of all others on it."""
+    kept = {"journal": "systemd[1]: Started sshd", "stdout": "user-data[9]: hello", "syslog": "sshd[7]: Server listening"}
+    lines = {
+        **kept,
+        "driver": "systemd-journald[2]: Journal started",
+        "kernel": "kernel: veth7: entered promiscuous mode",
+        "audit": "audit: x",
+    }
+    asked: list[str] = []
+
+    def journalctl(instance: str, argv: list[str]) -> SimpleNamespace:
+        """As journalctl: matches of one field are alternatives, and without one every line is shown."""
+        asked.append(instance)
+        wanted = [each.partition("=")[2] for each in argv if each.startswith("_TRANSPORT=")]
+        return SimpleNamespace(stdout="".join(f"{text}\n" for kind, text in lines.items() if not wanted or kind in wanted))
+
+    real = machines_of_containers.Machines.__new__(machines_of_containers.Machines)
+    real.fleet = SimpleNamespace(run_in=journalctl)
+    console = real.journal("i-1")
+    assert asked == ["i-1"]
+    assert all(text in console for text in kept.values())
+    assert "promiscuous" not in console and "audit" not in console
+
+
 def test_a_machine_is_lost_when_it_stays_so(monkeypatch) -> None:
     looks = ["lost", "lost", "exited"]
     real = machines_of_containers.Machines.__new__(machines_of_containers.Machines)

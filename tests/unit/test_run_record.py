@@ -86,6 +86,31 @@ def test_times_add_up_per_role_and_phase(recorder: Recorder, clock: Clock, tmp_p
     assert (events[-1]["event"], events[-1]["seconds"], events[-1]["ok"]) == ("end", 9, True)
 
 
+ARGS = "Task failed: Finalization of task args for 'ansible.builtin.debug' failed: Error while resolving value for 'msg': "
+THEIRS = "The filter plugin 'ansible.builtin.b64decode' failed: Bad."
+FILTER = "The filter plugin 'muster.fleet.instance_type' failed: "
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        # As ansible-core 2.19 says it of an argument, a condition, a loop and a lookup.
+        (ARGS + FILTER + "The catalogue has no instance type p9.", "The catalogue has no instance type p9."),
+        ("Task failed: " + FILTER + "The catalogue has no instance type p9.", "The catalogue has no instance type p9."),
+        (FILTER + "The catalogue has no type p9; did you mean p5?", "The catalogue has no type p9; did you mean p5?"),
+        (ARGS + "The lookup plugin 'muster.fleet.path' failed: There is no folder x.", "There is no folder x."),
+        # Neither a fault inside a plugin nor another collection's plugin has a sentence of ours.
+        (ARGS + FILTER + "takes 1 argument but 2 were given", ARGS + FILTER + "takes 1 argument but 2 were given"),
+        (ARGS + THEIRS, ARGS + THEIRS),
+    ],
+)
+def test_a_sentence_of_a_plugin_loses_ansibles_frame(recorder: Recorder, tmp_path: Path, said: str, shown: str) -> None:
+    announced(recorder, tmp_path)
+    recorder.result("t1", "a", {"failed": True, "msg": said}, "failed")
+    assert written(tmp_path)[-1]["message"] == shown
+    assert said in (tmp_path / "failures.log").read_text()
+
+
 @pytest.mark.parametrize("key", ["failures", "unreachable"])
 def test_a_run_with_a_stopped_host_is_not_ok(recorder: Recorder, tmp_path: Path, key: str) -> None:
     announced(recorder, tmp_path)

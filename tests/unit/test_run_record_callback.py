@@ -118,6 +118,15 @@ def test_a_failed_run_has_a_report_too(tmp_path: Path, stop: str, strategy: str,
         assert "a-secret" not in path.read_text()
 
 
+def test_a_filter_s_sentence_is_shown_without_ansibles_frame(tmp_path: Path) -> None:
+    done, run_dir = play(tmp_path, "-e", f"folder={tmp_path}/runs/local/20261121T105130Z", "-estop=filter")
+    assert done.returncode == 2
+    sentence = "The catalogue has no instance type p9.huge; docs/catalogue.md lists its types."
+    assert of(run_dir, "failure")[-1]["message"] == sentence
+    assert f"FAILED b: Give a filter what it refuses: {sentence}\n" in done.stdout.split("SUMMARY")[1]
+    assert "The filter plugin 'muster.fleet.instance_type' failed: " in (run_dir / "failures.log").read_text()
+
+
 def test_an_unreachable_host_is_named(tmp_path: Path) -> None:
     hosts = HOSTS.replace("\nb\n", "\nb ansible_connection=ssh ansible_port=1 ansible_host=127.0.0.1\n")
     done, run_dir = play(tmp_path, "-e", f"folder={tmp_path}/runs/local/20261121T105130Z", "-e", "stop=tool", hosts=hosts)

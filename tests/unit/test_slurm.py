@@ -210,6 +210,14 @@ def test_a_slurmctld_that_does_not_answer_may_have_jobs_there(call, slurm_says):
     )
 
 
+@pytest.mark.parametrize("names", [[], [""], [" ", ""]])
+def test_no_node_is_no_success(call, slurm_says, names):
+    slurm_says("", "")
+    result = call(slurm_node_module, names=names, state="drained", check="nccl", reason="slow")
+    assert result["failed"]
+    assert result["msg"] == "names has no node to be drained; name one, or skip the task when there is none."
+
+
 def test_resuming_undoes_only_own_drains():
     changes, notes = slurm_node.plan(NODES, ["a[1-6]"], "resumed", "nccl", "")
     assert list(changes) == ["a2"]

@@ -28,7 +28,7 @@ FIELDS = {
     "file": ("mode", "owner", "group", "matches", "absent"),
     "manifest": (),
     "unit": ("active", "enabled", "retries"),
-    "value": ("equals", "matches", "rehearsed"),
+    "value": ("equals", "matches", "empty", "rehearsed"),
 }
 COMMON_FIELDS = ("check", "expected", "remedy", "not_run", "needs")
 REINSTALL = "Run the install phase of role %s again; something removed or replaced what it had installed."
@@ -53,6 +53,8 @@ def validate(check):
         raise CheckError("Check %s has the unknown field %s for a probe of kind %s." % (name, unknown[0], kinds[0]))
     if not check.get("remedy") and kinds[0] != "manifest":
         raise CheckError("Check %s has no remedy: say what a person should do when it fails." % name)
+    if "empty" in check and (not check["empty"] or "equals" in check or "matches" in check):
+        raise CheckError("Check %s needs a text in empty, what an empty value means, and no equals or matches beside it." % name)
     cases = check.get("not_run_when") or {}
     if not isinstance(cases, dict) or not all(cases.values()):
         raise CheckError("Check %s has a not_run_when that is not a mapping of expressions to reasons." % name)
@@ -191,7 +193,13 @@ def probe_unit(check, run):
 
 def probe_value(check, _run):
     found = str(check["value"]).strip()
+    if check.get("empty"):
+        meaning = str(check["empty"])
+        return outcome("failed" if found else "passed", shorten(found) or meaning, "the value differs" if found else "", meaning)
     ok, expected = judge(found, check)
+    if not found:
+        # Where two variables are empty, they are equal, and an expression such as ^a*$ also matches nothing.
+        return outcome("failed", "", "the value is empty", expected or "a value that is not empty")
     return outcome("passed" if ok else "failed", shorten(found), "" if ok else "the value differs", expected)
 
 

@@ -21,8 +21,24 @@ SBOM = "/etc/muster/sbom.cdx.json"
 # Machines from one image must differ in these files, and nobody's access or history may be copied.
 GONE = (
     "/etc/ssh/ssh_host_*",
-    "/etc/munge/munge.key",
+    # With those of an interrupted rotation.
+    "/etc/munge/munge.key*",
     "/etc/slurm/*.key",
+    "/etc/slurm/*.jwks",
+    "/etc/slurm/muster-database-key.pem",
+    # It may have the password of the database.
+    "/etc/slurm/slurmdbd.conf",
+    "/var/lib/slurm/slurmctld/*.key",
+    # The password and the key of the endpoints of metrics, and what may hold credentials of receivers.
+    "/etc/prometheus/muster",
+    "/etc/prometheus/prometheus.yml",
+    "/etc/prometheus/alertmanager.yml",
+    "/etc/muster/metrics",
+    "/etc/grafana/provisioning/datasources/muster.yaml",
+    # The password for the directory, and what SSSD keeps of the passwords of people.
+    "/etc/sssd/sssd.conf",
+    "/var/lib/sss/db/*",
+    "/var/lib/sss/secrets/*",
     "/var/lib/munge/munge.seed",
     "/var/lib/dbus/machine-id",
     "/var/lib/systemd/random-seed",

@@ -29,6 +29,9 @@ CHECK_KEYS = ("component", "level", "check", "status", "expected", "found", "rea
 # The parts of a failed task's result that go to failures.log: the tool's output, never its arguments.
 FAILURE_KEYS = ("msg", "reason", "rc", "stdout", "stderr", "module_stdout", "module_stderr")
 FAILURES = "failures.log"
+# What Ansible puts before the sentence of a filter, lookup or test of this collection that refused a value. Those sentences end with a full
+# stop. What Python says of a fault inside such a plugin does not, and then the name of the plugin must stay.
+REFUSED = re.compile(r"(?s).*\bThe (?:filter|lookup|test) plugin 'muster\.fleet\.\w+' failed: (.+[.?])")
 
 
 def public_argv(argv: Iterable[str]) -> list[str]:
@@ -245,6 +248,8 @@ def _message(result: dict[str, Any]) -> str:
         return "the result is hidden (no_log)"
     failed = next((item for item in _parts(result)[1:] if item.get("failed") and item.get("msg")), result)
     text = str(failed.get("msg") or failed.get("reason") or "no reason given").strip()
+    refused = REFUSED.fullmatch(text)
+    text = refused[1] if refused else text
     last = (str(failed.get("stderr") or "").strip() or str(failed.get("stdout") or "").strip()).rsplit("\n", maxsplit=1)[-1]
     if "rc" in failed and last and last not in text:
         text = "%s (rc %s): %s" % (text.rstrip("."), failed["rc"], last)

@@ -1,0 +1,224 @@
+# Copyright: the Muster developers
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The agent of kubernetes/health/node-health.yaml: runs muster-health on its node and tells Kubernetes.
+
+It sets the node condition MusterHealthy, and the taint of the AWS reference while a check says that the node must not train. It takes away
+only taints of its own. A node is tainted when two looks agree, and never when more nodes than the budget have the taint already.
+The manifest contains this file, so it imports nothing but Python's standard library and has no dollar sign (envsubst reads the manifest).
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import math
+import os
+import re
+import ssl
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+
+CONDITION = "MusterHealthy"
+TAINT = "gpu-healthcheck.aws-samples.io/unhealthy"
+EFFECT = "NoSchedule"
+OWN = "muster."  # how the value of a taint of this agent begins
+DRAINING = ("drain", "reset", "reboot", "replace")  # severities of checks
+SECRETS = "/var/run/secrets/kubernetes.io/serviceaccount"
+LOOKS = 2
+SECONDS = 120  # for muster-health, whose checks have limits of their own
+AGAIN = 60  # seconds until the second look at a node that is not well
+MERGE = "application/merge-patch+json"
+STRATEGIC = "application/strategic-merge-patch+json"
+
+
+class AgentError(Exception):
+    """What kept the agent from its work; the text is one sentence."""
+
+
+def has_failed(record):
+    """Whether a check failed, or would have without its stand-in."""
+    return "failed" in (record.get("status"), record.get("rehearsed"))
+
+
+def blocks(record):
+    """Whether a record keeps its node from training: a check that could not look does, unless it is allowed to."""
+    unseen = record.get("status") == "not_run" and not (record.get("allowed") or record.get("rehearsed") or record.get("stand_in"))
+    return record.get("severity") in DRAINING and (has_failed(record) or unseen)
+
+
+def judge(document):
+    """(status of the condition, its reason, its message, names of the checks for which the node must not train)."""
+    records = document.get("checks") or []
+    wrong = [record for record in records if blocks(record)]
+    if wrong:
+        said = "; ".join("%s: %s. %s" % (each["check"], str(each["reason"]).rstrip("."), each["remedy"]) for each in wrong)
+        status = "False" if any(has_failed(each) for each in wrong) else "Unknown"
+        return status, camel(wrong[0]["check"]), said[:1024], [each["check"] for each in wrong]
+    if not records:
+        return "Unknown", "NoCheck", "No check of muster-health applies to this node.", []
+    if any(each.get("rehearsed") or each.get("stand_in") for each in records):
+        return "Unknown", "Rehearsal", "This node rehearses an instance type, and stand-ins cannot pass.", []
+    return "True", "ChecksPassed", "%d checks passed." % sum(each.get("status") == "passed" for each in records), []
+
+
+def camel(name):
+    """gpu_count -> GpuCount, which the reason of a condition may be."""
+    return "".join(part.capitalize() for part in re.findall(r"[A-Za-z0-9]+", name)) or "Unknown"
+
+
+def condition(old, status, reason, message, now):
+    """The condition; the time of its last change stays while its status does."""
+    stamp = datetime.datetime.fromtimestamp(now, datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+    former: dict = next((each for each in old or [] if each.get("type") == CONDITION), {})
+    changed = former.get("lastTransitionTime") if former.get("status") == status else None
+    return {
+        "type": CONDITION,
+        "status": status,
+        "reason": reason,
+        "message": message,
+        "lastHeartbeatTime": stamp,
+        "lastTransitionTime": changed or stamp,
+    }
+
+
+def is_own(taint):
+    return taint.get("key") == TAINT and str(taint.get("value") or "").startswith(OWN)
+
+
+def taints(old, check):
+    """The node's taints: with that of the check, or without one of this agent when check is empty. What somebody else set stays."""
+    kept = [each for each in old or [] if not is_own(each)]
+    # Kubernetes allows one taint of a key and an effect.
+    if not check or any(each.get("key") == TAINT and each.get("effect") == EFFECT for each in kept):
+        return kept
+    value = (OWN + re.sub(r"[^A-Za-z0-9_.-]", "-", check))[:63].rstrip("-_.")
+    return [*kept, {"key": TAINT, "value": value, "effect": EFFECT}]
+
+
+def over_budget(nodes, name, share):
+    """Whether so many other nodes have the taint of this agent that this one must not get it; one node may always."""
+    other = [node for node in nodes if node["metadata"]["name"] != name and any(map(is_own, node["spec"].get("taints") or []))]
+    return len(other) >= max(1, math.floor(len(nodes) * share))
+
+
+def look(argv, seconds=SECONDS, run=subprocess.run):
+    """The JSON of muster-health. AgentError when it gives none."""
+    try:
+        done = run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=seconds, check=False)
+    except subprocess.TimeoutExpired:
+        raise AgentError("muster-health did not end within %d s; look for hung mounts and drivers on the node." % seconds) from None
+    except OSError as error:
+        raise AgentError("%s cannot be run: %s." % (argv[0], error.strerror)) from None
+    try:
+        return json.loads(done.stdout)
+    except ValueError:
+        lines = (done.stderr.strip() or done.stdout.strip() or "no output").splitlines()
+        text = "muster-health gave no result (exit code %d: %s); use a node image with the component node_health."
+        raise AgentError(text % (done.returncode, lines[-1][:200])) from None
+
+
+class Api:
+    """Kubernetes' API, as the service account of the pod."""
+
+    def __init__(self, address, secrets=SECRETS):
+        self.address = address
+        self.secrets = secrets
+
+    def call(self, method, path, body=None, kind=""):
+        """The answer as JSON. AgentError says in one sentence why there is none."""
+        request = urllib.request.Request(self.address + path, method=method, data=None if body is None else json.dumps(body).encode())
+        # The kubelet replaces the token before it ends.
+        token = os.path.join(self.secrets, "token")
+        if os.path.exists(token):
+            with open(token, encoding="utf-8") as file:
+                request.add_header("Authorization", "Bearer " + file.read().strip())
+        if kind:
+            request.add_header("Content-Type", kind)
+        bundle = os.path.join(self.secrets, "ca.crt")
+        context = ssl.create_default_context(cafile=bundle) if self.address.startswith("https:") else None
+        try:
+            with urllib.request.urlopen(request, timeout=30, context=context) as answer:
+                return json.loads(answer.read())
+        except urllib.error.HTTPError as error:
+            why = {
+                401: "the token of the service account is not valid; restart the pod",
+                403: "the service account may not; apply the ClusterRole of node-health.yaml again",
+                404: "there is no such node; the pod needs NODE_NAME from spec.nodeName",
+                409: "somebody else changed the node meanwhile; the next look tries again",
+            }.get(error.code, "it answered %d" % error.code)
+            raise AgentError("Kubernetes refused %s %s: %s." % (method, path, why)) from None
+        except (OSError, ValueError) as error:
+            raise AgentError("Kubernetes' API at %s does not answer: %s." % (self.address, getattr(error, "reason", error))) from None
+
+
+def turn(api, name, probe, strikes, *, share, now):
+    """One look and what follows from it. strikes: {check: looks in a row}, which this changes. Return (well, sentences)."""
+    path = "/api/v1/nodes/" + name
+    said, wrong, known = [], [], True
+    try:
+        status, reason, message, wrong = judge(probe())
+    except AgentError as error:
+        # Nobody knows whether the node is well, so its taint stays as it is.
+        status, reason, message, known = "Unknown", "NoResult", str(error), False
+        said.append(message)
+    node = api.call("GET", path)
+    fresh = condition(node.get("status", {}).get("conditions"), status, reason, message, now)
+    api.call("PATCH", path + "/status", {"status": {"conditions": [fresh]}}, STRATEGIC)
+    if not known:
+        return False, said
+    before = dict(strikes)
+    strikes.clear()
+    strikes.update({check: before.get(check, 0) + 1 for check in wrong})
+    sure = [check for check in wrong if strikes[check] >= LOOKS]
+    if wrong and not sure:
+        return False, said
+    old = node["spec"].get("taints") or []
+    if sure and not any(map(is_own, old)) and over_budget(api.call("GET", "/api/v1/nodes")["items"], name, share):
+        text = "Node %s is not tainted for %s, because the budget of %g %% of the nodes is used up; look at those first."
+        return False, [*said, text % (name, sure[0], 100 * share)]
+    new = taints(old, sure[0] if sure else "")
+    if new != old:
+        # With the version that was read, so that no taint of somebody else is lost.
+        version = node["metadata"].get("resourceVersion")
+        api.call("PATCH", path, {"metadata": {"resourceVersion": version}, "spec": {"taints": new}}, MERGE)
+        said.append("Node %s %s." % (name, "is tainted for " + sure[0] if sure else "has no taint of a health check any more"))
+    return not wrong, said
+
+
+def main(argv=None):
+    """The program: look, tell, wait."""
+    parser = argparse.ArgumentParser(description="Tell Kubernetes whether this node may train.")
+    host = "https://%s:%s" % (
+        os.environ.get("KUBERNETES_SERVICE_HOST", "kubernetes.default"),
+        os.environ.get("KUBERNETES_SERVICE_PORT", "443"),
+    )
+    parser.add_argument("--api", default=host)
+    parser.add_argument("--node", default=os.environ.get("NODE_NAME", ""), help="the node's name in Kubernetes")
+    parser.add_argument("--interval", type=float, default=300, help="seconds between two looks")
+    parser.add_argument("--budget", type=float, default=0.05, help="the share of all nodes that may have the taint")
+    parser.add_argument("--once", action="store_true", help="look once")
+    parser.add_argument("command", nargs="+", help="muster-health with its arguments")
+    given = parser.parse_args(argv)
+    api = Api(given.api)
+    strikes: dict = {}
+    while True:
+        well = False
+        try:
+            well, said = turn(api, given.node, lambda: look(given.command), strikes, share=given.budget, now=time.time())
+        except AgentError as error:
+            said = [str(error)]
+        for line in said:
+            sys.stdout.write(line + "\n")
+        sys.stdout.flush()
+        if given.once:
+            return 0 if well else 1
+        time.sleep(given.interval if well else min(AGAIN, given.interval))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
