@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright: the Muster developers
+"""What stands beside a recipe: programs, scripts and configurations, and whether the framework knows what they ask for.
+
+tests/fixtures/recipes/options.json has the names of options that each framework's own source defines, with that source.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import yaml
+from test_recipes import FOLDER, NAMES, planned, read, sizes_of, texts
+
+OPTIONS = json.loads((Path(__file__).parents[1] / "fixtures/recipes/options.json").read_text())
+KINDS = {"int": int, "float": float}
+STARTERS = {"composer", "torchrun", "deepspeed", "accelerate", "ft_launcher", "mpirun"}
+
+
+def program(name: str, file: str) -> ModuleType:
+    """A program beside a recipe, without its main()."""
+    spec = importlib.util.spec_from_file_location(file.removesuffix(".py"), FOLDER / name / file)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def parser_of(name: str) -> argparse.ArgumentParser:
+    """A parser with the framework's own options."""
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    for option, kind in OPTIONS[name]["options"].items():
+        if kind == "flag":
+            parser.add_argument(option, action="store_true")
+        else:
+            parser.add_argument(option, type=KINDS.get(kind, str))
+    return parser
+
+
+def commands(name: str) -> Iterator[tuple[str, str, list[str]]]:
+    """(model, type, words of the program) of every size."""
+    for model, kind in sizes_of(name):
+        yield model, kind, planned(name, model, kind, "batch")["document"]["command"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_rank_starts_no_ranks(name: str) -> None:
+    """Muster starts a process for each GPU. A starter of the framework in each of them would start eight times eight."""
+    command = read(name)["command"]
+    # Of bash -c SCRIPT NAME WORDS only the words are started.
+    starters = STARTERS & set(command[4:] if command[:2] == ["bash", "-c"] else command)
+    assert not starters or all(size["procs_per_node"] == 1 for model in read(name)["models"].values() for size in model["sizes"].values())
+
+
+def test_the_settings_of_picotron_are_those_of_its_own_file() -> None:
+    start = program("picotron", "start.py")
+    theirs = OPTIONS["picotron"]["settings"]
+    for section, values in start.CONFIG.items():
+        # picotron takes the model's own number of layers and heads where the file has none.
+        assert set(theirs[section]) - {name for name in theirs[section] if name.startswith("num_") and section == "model"} == set(values)
+    for model, kind, command in commands("picotron"):
+        words = command[command.index("/opt/picotron") + 2 :]
+        plan = planned("picotron", model, kind, "batch")
+        config = start.read(words, plan["ranks"])
+        sizes = config["distributed"]
+        assert sizes["tp_size"] * sizes["pp_size"] * sizes["cp_size"] * sizes["dp_size"] == plan["ranks"]
+        assert (config["training"]["seq_length"], config["training"]["total_train_steps"]) == (plan["context"], 200)
+        assert config["checkpoint"]["save_dir"] == "@checkpoints@"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["training.seq_lenght=8"], r"training.seq_lenght=8 sets nothing that picotron reads"),
+        (["--tp", "2"], r"--tp sets nothing"),
+        (["distributed.tp_size=3"], r"tp_size, cp_size and pp_size make 3, which does not divide 8 ranks"),
+    ],
+)
+def test_picotron_s_start_refuses_by_one_sentence(words: list[str], said: str) -> None:
+    with pytest.raises(SystemExit, match=said):
+        program("picotron", "start.py").read(words, 8)
+
+
+def test_picotron_resumes_from_the_newest_checkpoint_that_is_whole(tmp_path: Path) -> None:
+    start = program("picotron", "start.py")
+    sizes = {"tp_size": 2, "pp_size": 1}
+    assert start.newest(tmp_path / "none", sizes) == ""
+    for step, parts in ((50, 2), (100, 2), (150, 1), (200, 2)):
+        (tmp_path / str(step)).mkdir()
+        for part in range(parts):
+            path = tmp_path / str(step) / f"weights_tp_rank_world_size={part}_2_pp_rank_world_size=0_1.pth"
+            with zipfile.ZipFile(path, "w") as file:
+                file.writestr("data", "x" * 1000)
+            if step == 200:
+                path.write_bytes(path.read_bytes()[:500])
+    assert start.newest(tmp_path, sizes) == str(tmp_path / "100")
+
+
+def neuron_run(tmp_path: Path, words: list[str], rank: int = 0) -> tuple[subprocess.CompletedProcess[str], list[list[str]]]:
+    """(the ended train.sh, the words of each program that it started), with programs that only say what they got."""
+    script = tmp_path / "train.sh"
+    script.write_text(texts("neuronx-distributed")["train.sh"])
+    for name in ("python3", "torchrun", "neuron_parallel_compile"):
+        path = tmp_path / "bin" / name
+        path.parent.mkdir(exist_ok=True)
+        made = f'[ {name} = python3 ] && mkdir -p "{tmp_path}/tokens"\n'
+        path.write_text(f'#!/bin/sh\nprintf "%s\\t" {name} "$@" >> "{tmp_path}/said"\necho >> "{tmp_path}/said"\n{made}exit 0\n')
+        path.chmod(0o755)
+    env = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin", "RANK": str(rank), "MASTER_ADDR": "n1", "MASTER_PORT": "20007", "WORLD_SIZE": "4"}
+    ended = subprocess.run(["bash", str(script), *words], env=env, capture_output=True, text=True, check=False)
+    said = tmp_path / "said"
+    return ended, [line.rstrip("\t").split("\t") for line in said.read_text().splitlines()] if said.exists() else []
+
+
+def neuron_words(command: list[str], tmp_path: Path) -> list[str]:
+    """The words behind train.sh, with a folder for the tokens."""
+    words = command[command.index("@recipe@/train.sh") + 1 :]
+    words = [f"tokens={tmp_path}/tokens" if word.startswith("tokens=") else word for word in words]
+    return [word.replace("@checkpoints@", "/checkpoints") for word in words]
+
+
+@pytest.mark.parametrize(("model", "kind"), sizes_of("neuronx-distributed"))
+def test_trainium_tokenises_compiles_and_trains(tmp_path: Path, model: str, kind: str) -> None:
+    """The real bash runs train.sh; NxD's own options take what it gives to the program."""
+    plan = planned("neuronx-distributed", model, kind, "batch")
+    ended, said = neuron_run(tmp_path, neuron_words(plan["document"]["command"], tmp_path))
+    assert ended.returncode == 0, ended.stderr
+    assert [line[0] for line in said] == ["python3", "neuron_parallel_compile", "torchrun"]
+    parsed = []
+    for line in said[1:]:
+        at = next(place for place, word in enumerate(line) if word.endswith("tp_zero1_llama_hf_pretrain.py"))
+        started = dict(zip(line[line.index("--nnodes") : at : 2], line[line.index("--nnodes") + 1 : at : 2], strict=False))
+        assert (started["--nnodes"], started["--node_rank"], started["--master_addr"]) == (str(plan["nodes"]), "0", "n1")
+        given = parser_of("neuronx-distributed").parse_args(line[at + 1 :])
+        copies = int(started["--nproc_per_node"]) * plan["nodes"] // given.tensor_parallel_size
+        assert given.grad_accum_usteps * given.batch_size * copies in (64, 1024)
+        parsed.append(given)
+    compiled, trained = parsed
+    assert (compiled.steps_this_run, compiled.loading_step) == (2, "-1")
+    assert (trained.steps_this_run, trained.loading_step, trained.seq_len) == (200, "latest_if_exists", 8192)
+    assert compiled.output_dir == trained.output_dir
+
+
+def test_only_the_first_node_tokenises(tmp_path: Path) -> None:
+    command = planned("neuronx-distributed", "", "trn1.32xlarge", "batch")["document"]["command"]
+    (tmp_path / "tokens").mkdir()
+    ended, said = neuron_run(tmp_path, neuron_words(command, tmp_path), rank=3)
+    assert ended.returncode == 0, ended.stderr
+    assert [line[0] for line in said] == ["neuron_parallel_compile", "torchrun"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["bacth=1"], r"train.sh: the word bacth=1 is unknown; give name=value or an argument of tp_zero1_llama_hf_pretrain.py"),
+        (["global_batch=7"], r"global_batch=7 is no multiple of batch=1 times 4 copies of the model; change global_batch or tp"),
+    ],
+)
+def test_trainium_s_script_refuses_by_one_sentence(tmp_path: Path, words: list[str], said: str) -> None:
+    command = planned("neuronx-distributed", "", "trn1.32xlarge", "batch")["document"]["command"]
+    ended, started = neuron_run(tmp_path, [*neuron_words(command, tmp_path), *words])
+    assert (ended.returncode, started) == (64, [])
+    assert re.search(said, ended.stderr), ended.stderr
+
+
+def test_stable_diffusion_s_configuration_fits_the_signatures() -> None:
+    """Every mapping with a _target_ has parameters of it, and every word of a size replaces something that is there."""
+    config = yaml.safe_load(texts("stable-diffusion")["sd2.yaml"])
+    found = []
+
+    def look(part: Any) -> None:
+        if isinstance(part, dict):
+            if "_target_" in part:
+                found.append(part["_target_"])
+                assert set(part) - {"_target_"} <= set(OPTIONS["stable-diffusion"]["targets"][part["_target_"]])
+            for value in part.values():
+                look(value)
+
+    look(config)
+    assert set(found) == set(OPTIONS["stable-diffusion"]["targets"])
+    for model, kind, command in commands("stable-diffusion"):
+        for word in command[command.index("sd2.yaml") + 1 :]:
+            path, equals, _value = word.partition("=")
+            place: Any = config
+            for name in path.split(".") if not path.startswith("hydra.") else ():
+                assert equals and name in place, (model, kind, word)
+                place = place[name]
+
+
+def test_composer_s_programs_get_the_number_of_their_node(tmp_path: Path) -> None:
+    python = tmp_path / "python3"
+    python.write_text('#!/bin/sh\necho "$NODE_RANK $1"\n')
+    python.chmod(0o755)
+    (tmp_path / "python").symlink_to(python)
+    for name in ("composer", "stable-diffusion"):
+        command = planned(name, "", "p5.48xlarge", "batch")["document"]["command"]
+        env = os.environ | {"PATH": f"{tmp_path}:/usr/bin:/bin", "RANK": "19", "LOCAL_WORLD_SIZE": "8", "MUSTER_JOB_DIR": "/job"}
+        said = subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout.split()
+        assert said[0] == "2" and said[1].startswith("/opt/"), (name, said)
