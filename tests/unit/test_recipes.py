@@ -125,7 +125,8 @@ def test_a_folder_has_what_its_recipe_names(name: str) -> None:
             assert re.search(rf"{re.escape(found['framework']['version'])}\b", fetched), fetched
             assert re.search(r" [0-9a-f]{40}\b", fetched), fetched
     left = {path.name for path in (FOLDER / name).iterdir()} - {"recipe.yml", *found["files"], container["file"], "__pycache__"}
-    assert left == set()
+    # launch.py is for the user's own machine and does not travel with the job.
+    assert left <= ({"launch.py"} if name == "nemo-run" else set())
 
 
 @pytest.mark.parametrize(("name", "launcher"), [(name, launcher) for name in NAMES for launcher in loaded(name)["launchers"]])
