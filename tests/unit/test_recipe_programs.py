@@ -280,3 +280,81 @@ def test_nemo_s_recipes_have_what_the_program_sets() -> None:
         copies = asked.nodes * asked.procs_per_node // together
         assert copies * together == asked.nodes * asked.procs_per_node, (model, kind)
         assert asked.global_batch % (asked.micro_batch * copies) == 0, (model, kind)
+
+
+def fields_of(name: str) -> set[str]:
+    """The arguments that the program's own class Asked adds, as its source declares them."""
+    declared = re.search(r"class Asked:\n(.*?)\n\n\n", texts(name)["train.py"], re.S)
+    assert declared
+    return {f"--{field}" for field in re.findall(r"^    (\w+):", declared.group(1), re.M)}
+
+
+@pytest.mark.parametrize("name", ["trl", "optimum-neuron"])
+def test_the_arguments_of_hugging_face_s_trainers_are_theirs(name: str) -> None:
+    """Every flag is one of the framework's configuration or of the program, and has a value."""
+    known = fields_of(name) | set(OPTIONS[name]["options"])
+    for model, kind, command in commands(name):
+        flags = [word for word in command if word.startswith("--")]
+        assert flags and set(flags) <= known, (model, kind, set(flags) - known)
+        words = command[command.index(flags[0]) :]
+        assert words[::2] == flags, (model, kind)
+        given = dict(zip(words[::2], words[1::2], strict=True))
+        assert given["--max_steps"] == str(read(name)["steps"])
+        if name == "trl":
+            # GRPO compares the completions of one problem, which are a part of what the ranks write together.
+            completions = int(given["--per_device_train_batch_size"]) * planned(name, model, kind, "batch")["ranks"]
+            assert completions * int(given["--gradient_accumulation_steps"]) % int(given["--num_generations"]) == 0
+
+
+def test_optimum_neuron_compiles_and_trains(tmp_path: Path) -> None:
+    command = planned("optimum-neuron", "", "trn1.32xlarge", "batch")["document"]["command"]
+    (tmp_path / "train.sh").write_text(texts("optimum-neuron")["train.sh"])
+    for name in ("torchrun", "neuron_parallel_compile"):
+        (tmp_path / name).write_text(f'#!/bin/sh\necho {name} "$@" >> "{tmp_path}/said"\n')
+        (tmp_path / name).chmod(0o755)
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "RANK": "0", "MASTER_ADDR": "n1", "MASTER_PORT": "20007", "WORLD_SIZE": "1"}
+    words = command[command.index("@recipe@/train.sh") + 1 :]
+    subprocess.run(["bash", str(tmp_path / "train.sh"), *words], env=env, check=True)
+    compiled, trained = (tmp_path / "said").read_text().splitlines()
+    started = (
+        f"torchrun --nnodes 1 --node_rank 0 --nproc_per_node 32 --master_addr n1 --master_port 20007 {tmp_path}/train.py --max_steps 100"
+    )
+    assert compiled.startswith(f"neuron_parallel_compile {started}") and " --max_steps 10 --save_strategy no" in compiled
+    assert trained.startswith(started) and "--save_strategy steps" in trained
+
+
+@pytest.mark.parametrize("name", ["deepspeed", "nvrx"])
+def test_the_arguments_of_our_programs_are_theirs(name: str) -> None:
+    source = texts(name)["train.py"]
+    known = {f"--{each}" for each in re.findall(r'add_argument\("--([\w-]+)"', source)}
+    known |= {f"--{each}" for each in re.findall(r'\("([\w-]+)", \d+\)', source)}
+    for model, kind, command in commands(name):
+        flags = {word for word in command if word.startswith("--")}
+        assert {"--steps", "--checkpoints", "--batch"} <= flags <= known, (model, kind, flags - known)
+
+
+@pytest.mark.parametrize("name", ["deepspeed", "nvrx", "trl", "optimum-neuron"])
+def test_the_pattern_reads_the_line_of_the_program(name: str) -> None:
+    """The program's print has the words of the recorded line in their order."""
+    source = texts(name)["train.py"]
+    parts = [
+        re.sub(r"\{[^{}]*\}", "\0", text) for text in re.findall(r'f"([^"]*)"', source) if "Batch " in text or text.startswith("Speed:")
+    ]
+    assert parts
+    sample = read(name)["throughput"]["sample"]
+    for part in parts:
+        for word in re.findall(r"[A-Za-z/]+:? ?[A-Za-z]*:?", part.replace("\0", "#")):
+            assert word.strip() in sample, word
+
+
+def test_deepspeed_is_told_what_is_asked(tmp_path: Path) -> None:
+    """The program's settings, read from its source because DeepSpeed is not here: ZeRO's stage, the batch and the dtype."""
+    source = texts("deepspeed")["train.py"]
+    taken = source[source.index("def settings(") : source.index("def made(")]
+    space: dict[str, Any] = {}
+    exec(compile(taken, "train.py", "exec"), space)
+    asked = argparse.Namespace(stage=3, batch=4, accumulate=2, lr=0.001, warmup=10, steps=60, offload=True)
+    gpu, cpu = space["settings"](asked, False), space["settings"](asked, True)
+    assert (gpu["zero_optimization"]["stage"], gpu["zero_optimization"]["offload_optimizer"]["device"]) == (3, "cpu")
+    assert (gpu["train_micro_batch_size_per_gpu"], gpu["gradient_accumulation_steps"], gpu["bf16"]["enabled"]) == (4, 2, True)
+    assert cpu["optimizer"]["params"]["torch_adam"] and not cpu["bf16"]["enabled"] and "torch_adam" not in gpu["optimizer"]["params"]
