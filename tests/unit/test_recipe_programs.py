@@ -13,6 +13,7 @@ import json
 import os
 import re
 import subprocess
+import sys
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -358,3 +359,16 @@ def test_deepspeed_is_told_what_is_asked(tmp_path: Path) -> None:
     assert (gpu["zero_optimization"]["stage"], gpu["zero_optimization"]["offload_optimizer"]["device"]) == (3, "cpu")
     assert (gpu["train_micro_batch_size_per_gpu"], gpu["gradient_accumulation_steps"], gpu["bf16"]["enabled"]) == (4, 2, True)
     assert cpu["optimizer"]["params"]["torch_adam"] and not cpu["bf16"]["enabled"] and "torch_adam" not in gpu["optimizer"]["params"]
+
+
+def test_picotron_gets_its_file_in_the_shared_folder(tmp_path: Path) -> None:
+    """The real start.py runs a program that says what it got, where picotron's would be."""
+    (tmp_path / "picotron").mkdir()
+    said = "import json, os, sys; print(json.dumps([os.getcwd(), sys.argv[1], json.load(open(sys.argv[2]))]))"
+    (tmp_path / "picotron/train.py").write_text(said)
+    words = [str(FOLDER / "picotron/start.py"), str(tmp_path / "picotron"), str(tmp_path / "shared"), "training.learning_rate=0.001"]
+    env = os.environ | {"WORLD_SIZE": "8", "TMPDIR": str(tmp_path)}
+    ended = subprocess.run([sys.executable, *words], env=env, capture_output=True, text=True, check=True)
+    folder, flag, config = json.loads(ended.stdout)
+    assert (folder, flag) == (str(tmp_path / "shared"), "--config")
+    assert (config["distributed"]["dp_size"], config["training"]["learning_rate"], config["checkpoint"]["load_path"]) == (8, 0.001, "")
