@@ -95,7 +95,7 @@ def sizes_of(name: str) -> list[tuple[str, str]]:
 
 
 def test_the_recipes_are_there() -> None:
-    assert {"fsdp", "ddp", "torchtitan", "megatron-lm", "composer", "jax", "finetune-llama2"} <= set(NAMES)
+    assert {"fsdp", "ddp", "torchtitan", "megatron-lm", "composer", "jax", "finetune-llama2", "bionemo"} <= set(NAMES)
 
 
 def test_fsdp_has_every_published_model_of_the_trainer_and_its_twin() -> None:
@@ -116,12 +116,17 @@ def test_a_folder_has_what_its_recipe_names(name: str) -> None:
         for pin in found["requires"]:
             assert re.search(rf'[ "]{re.escape(pin)}["\s]', built), pin
         # Whatever it fetches has a version: no branch, no latest, no bare name.
-        for line in re.findall(r"pip install (.*)", built):
+        joined = re.sub(r"\\\n\s*", "", built)
+        for line in re.findall(r"pip install (.*?)(?: &&|$)", joined, re.M):
             assert all("==" in word for word in line.split() if not word.startswith("-")), line
-        for branch in re.findall(r"git clone(.*)", built):
+        for branch in re.findall(r"git clone(.*)", joined):
             assert re.search(r"--branch (core_)?v\d", branch), branch
+        for fetched in re.findall(r"git fetch(.*)", joined):
+            assert re.search(rf"{re.escape(found['framework']['version'])}\b", fetched), fetched
+            assert re.search(r" [0-9a-f]{40}\b", fetched), fetched
     left = {path.name for path in (FOLDER / name).iterdir()} - {"recipe.yml", *found["files"], container["file"], "__pycache__"}
-    assert left == set()
+    # launch.py is for the user's own machine and does not travel with the job.
+    assert left <= ({"launch.py"} if name == "nemo-run" else set())
 
 
 @pytest.mark.parametrize(("name", "launcher"), [(name, launcher) for name in NAMES for launcher in loaded(name)["launchers"]])
@@ -146,7 +151,7 @@ def rendered_for(name: str, model: str, kind: str, launcher: str) -> None:
     assert document["launcher"]["kind"] == launcher
     have = catalogue.instance_type(kind) if kind.startswith(("p", "g", "trn")) else None
     if have and not found["models"][model]["sizes"][kind]["procs_per_node"]:
-        assert document["procs_per_node"] == have["gpus"]
+        assert document["procs_per_node"] == (have["neuron_cores"] or have["gpus"])
     given = {**TARGETS.get(launcher, {}), **({"instance_type": kind, "stack": STACK} if launcher != "slurm" else {})}
     target = targets.load(launcher, given)
     rendered = launchers.files(document, documents.identity(document), target)

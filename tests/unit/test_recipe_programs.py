@@ -1,0 +1,374 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright: the Muster developers
+"""What stands beside a recipe: programs, scripts and configurations, and whether the framework knows what they ask for.
+
+tests/fixtures/recipes/options.json has the names of options that each framework's own source defines, with that source.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import yaml
+from test_recipes import FOLDER, NAMES, planned, read, sizes_of, texts
+
+OPTIONS = json.loads((Path(__file__).parents[1] / "fixtures/recipes/options.json").read_text())
+KINDS = {"int": int, "float": float}
+STARTERS = {"composer", "torchrun", "deepspeed", "accelerate", "ft_launcher", "mpirun"}
+
+
+def program(name: str, file: str) -> ModuleType:
+    """A program beside a recipe, without its main()."""
+    spec = importlib.util.spec_from_file_location(file.removesuffix(".py"), FOLDER / name / file)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def parser_of(name: str) -> argparse.ArgumentParser:
+    """A parser with the framework's own options."""
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    for option, kind in OPTIONS[name]["options"].items():
+        if kind == "flag":
+            parser.add_argument(option, action="store_true")
+        else:
+            parser.add_argument(option, type=KINDS.get(kind, str))
+    return parser
+
+
+def commands(name: str) -> Iterator[tuple[str, str, list[str]]]:
+    """(model, type, words of the program) of every size."""
+    for model, kind in sizes_of(name):
+        yield model, kind, planned(name, model, kind, "batch")["document"]["command"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_rank_starts_no_ranks(name: str) -> None:
+    """Muster starts a process for each GPU. A starter of the framework in each of them would start eight times eight."""
+    command = read(name)["command"]
+    # Of bash -c SCRIPT NAME WORDS only the words are started.
+    starters = STARTERS & set(command[4:] if command[:2] == ["bash", "-c"] else command)
+    assert not starters or all(size["procs_per_node"] == 1 for model in read(name)["models"].values() for size in model["sizes"].values())
+
+
+def test_the_settings_of_picotron_are_those_of_its_own_file() -> None:
+    start = program("picotron", "start.py")
+    theirs = OPTIONS["picotron"]["settings"]
+    for section, values in start.CONFIG.items():
+        # picotron takes the model's own number of layers and heads where the file has none.
+        assert set(theirs[section]) - {name for name in theirs[section] if name.startswith("num_") and section == "model"} == set(values)
+    for model, kind, command in commands("picotron"):
+        words = command[command.index("/opt/picotron") + 2 :]
+        plan = planned("picotron", model, kind, "batch")
+        config = start.read(words, plan["ranks"])
+        sizes = config["distributed"]
+        assert sizes["tp_size"] * sizes["pp_size"] * sizes["cp_size"] * sizes["dp_size"] == plan["ranks"]
+        assert (config["training"]["seq_length"], config["training"]["total_train_steps"]) == (plan["context"], 200)
+        assert config["checkpoint"]["save_dir"] == "@checkpoints@"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["training.seq_lenght=8"], r"training.seq_lenght=8 sets nothing that picotron reads"),
+        (["--tp", "2"], r"--tp sets nothing"),
+        (["distributed.tp_size=3"], r"tp_size, cp_size and pp_size make 3, which does not divide 8 ranks"),
+    ],
+)
+def test_picotron_s_start_refuses_by_one_sentence(words: list[str], said: str) -> None:
+    with pytest.raises(SystemExit, match=said):
+        program("picotron", "start.py").read(words, 8)
+
+
+def test_picotron_resumes_from_the_newest_checkpoint_that_is_whole(tmp_path: Path) -> None:
+    start = program("picotron", "start.py")
+    sizes = {"tp_size": 2, "pp_size": 1}
+    assert start.newest(tmp_path / "none", sizes) == ""
+    for step, parts in ((50, 2), (100, 2), (150, 1), (200, 2)):
+        (tmp_path / str(step)).mkdir()
+        for part in range(parts):
+            path = tmp_path / str(step) / f"weights_tp_rank_world_size={part}_2_pp_rank_world_size=0_1.pth"
+            with zipfile.ZipFile(path, "w") as file:
+                file.writestr("data", "x" * 1000)
+            if step == 200:
+                path.write_bytes(path.read_bytes()[:500])
+    assert start.newest(tmp_path, sizes) == str(tmp_path / "100")
+
+
+def neuron_run(tmp_path: Path, words: list[str], rank: int = 0) -> tuple[subprocess.CompletedProcess[str], list[list[str]]]:
+    """(the ended train.sh, the words of each program that it started), with programs that only say what they got."""
+    script = tmp_path / "train.sh"
+    script.write_text(texts("neuronx-distributed")["train.sh"])
+    for name in ("python3", "torchrun", "neuron_parallel_compile"):
+        path = tmp_path / "bin" / name
+        path.parent.mkdir(exist_ok=True)
+        made = f'[ {name} = python3 ] && mkdir -p "{tmp_path}/tokens"\n'
+        path.write_text(f'#!/bin/sh\nprintf "%s\\t" {name} "$@" >> "{tmp_path}/said"\necho >> "{tmp_path}/said"\n{made}exit 0\n')
+        path.chmod(0o755)
+    env = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin", "RANK": str(rank), "MASTER_ADDR": "n1", "MASTER_PORT": "20007", "WORLD_SIZE": "4"}
+    ended = subprocess.run(["bash", str(script), *words], env=env, capture_output=True, text=True, check=False)
+    said = tmp_path / "said"
+    return ended, [line.rstrip("\t").split("\t") for line in said.read_text().splitlines()] if said.exists() else []
+
+
+def neuron_words(command: list[str], tmp_path: Path) -> list[str]:
+    """The words behind train.sh, with a folder for the tokens."""
+    words = command[command.index("@recipe@/train.sh") + 1 :]
+    words = [f"tokens={tmp_path}/tokens" if word.startswith("tokens=") else word for word in words]
+    return [word.replace("@checkpoints@", "/checkpoints") for word in words]
+
+
+@pytest.mark.parametrize(("model", "kind"), sizes_of("neuronx-distributed"))
+def test_trainium_tokenises_compiles_and_trains(tmp_path: Path, model: str, kind: str) -> None:
+    """The real bash runs train.sh; NxD's own options take what it gives to the program."""
+    plan = planned("neuronx-distributed", model, kind, "batch")
+    ended, said = neuron_run(tmp_path, neuron_words(plan["document"]["command"], tmp_path))
+    assert ended.returncode == 0, ended.stderr
+    assert [line[0] for line in said] == ["python3", "neuron_parallel_compile", "torchrun"]
+    parsed = []
+    for line in said[1:]:
+        at = next(place for place, word in enumerate(line) if word.endswith("tp_zero1_llama_hf_pretrain.py"))
+        started = dict(zip(line[line.index("--nnodes") : at : 2], line[line.index("--nnodes") + 1 : at : 2], strict=False))
+        assert (started["--nnodes"], started["--node_rank"], started["--master_addr"]) == (str(plan["nodes"]), "0", "n1")
+        given = parser_of("neuronx-distributed").parse_args(line[at + 1 :])
+        copies = int(started["--nproc_per_node"]) * plan["nodes"] // given.tensor_parallel_size
+        assert given.grad_accum_usteps * given.batch_size * copies in (64, 1024)
+        parsed.append(given)
+    compiled, trained = parsed
+    assert (compiled.steps_this_run, compiled.loading_step) == (2, "-1")
+    assert (trained.steps_this_run, trained.loading_step, trained.seq_len) == (200, "latest_if_exists", 8192)
+    assert compiled.output_dir == trained.output_dir
+
+
+def test_only_the_first_node_tokenises(tmp_path: Path) -> None:
+    command = planned("neuronx-distributed", "", "trn1.32xlarge", "batch")["document"]["command"]
+    (tmp_path / "tokens").mkdir()
+    ended, said = neuron_run(tmp_path, neuron_words(command, tmp_path), rank=3)
+    assert ended.returncode == 0, ended.stderr
+    assert [line[0] for line in said] == ["neuron_parallel_compile", "torchrun"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["bacth=1"], r"train.sh: the word bacth=1 is unknown; give name=value or an argument of tp_zero1_llama_hf_pretrain.py"),
+        (["global_batch=7"], r"global_batch=7 is no multiple of batch=1 times 4 copies of the model; change global_batch or tp"),
+    ],
+)
+def test_trainium_s_script_refuses_by_one_sentence(tmp_path: Path, words: list[str], said: str) -> None:
+    command = planned("neuronx-distributed", "", "trn1.32xlarge", "batch")["document"]["command"]
+    ended, started = neuron_run(tmp_path, [*neuron_words(command, tmp_path), *words])
+    assert (ended.returncode, started) == (64, [])
+    assert re.search(said, ended.stderr), ended.stderr
+
+
+def test_stable_diffusion_s_configuration_fits_the_signatures() -> None:
+    """Every mapping with a _target_ has parameters of it, and every word of a size replaces something that is there."""
+    config = yaml.safe_load(texts("stable-diffusion")["sd2.yaml"])
+    found = []
+
+    def look(part: Any) -> None:
+        if isinstance(part, dict):
+            if "_target_" in part:
+                found.append(part["_target_"])
+                assert set(part) - {"_target_"} <= set(OPTIONS["stable-diffusion"]["targets"][part["_target_"]])
+            for value in part.values():
+                look(value)
+
+    look(config)
+    assert set(found) == set(OPTIONS["stable-diffusion"]["targets"])
+    for model, kind, command in commands("stable-diffusion"):
+        for word in command[command.index("sd2.yaml") + 1 :]:
+            path, equals, _value = word.partition("=")
+            place: Any = config
+            for name in path.split(".") if not path.startswith("hydra.") else ():
+                assert equals and name in place, (model, kind, word)
+                place = place[name]
+
+
+def test_composer_s_programs_get_the_number_of_their_node(tmp_path: Path) -> None:
+    python = tmp_path / "python3"
+    python.write_text('#!/bin/sh\necho "$NODE_RANK $1"\n')
+    python.chmod(0o755)
+    (tmp_path / "python").symlink_to(python)
+    for name in ("composer", "stable-diffusion"):
+        command = planned(name, "", "p5.48xlarge", "batch")["document"]["command"]
+        env = os.environ | {"PATH": f"{tmp_path}:/usr/bin:/bin", "RANK": "19", "LOCAL_WORLD_SIZE": "8", "MUSTER_JOB_DIR": "/job"}
+        said = subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout.split()
+        assert said[0] == "2" and said[1].startswith("/opt/"), (name, said)
+
+
+JOB: dict[str, Any] = {
+    "schema": "muster.job/1",
+    "name": "fsdp-tiny",
+    "command": ["python", "-c", "import os; print(os.environ['A'], os.environ['RANK'])"],
+    "nodes": 2,
+    "procs_per_node": 2,
+    "gpus_per_node": 2,
+    "env": {"A": "b c"},
+    "image": "/fsx/i.sqsh",
+    "time_limit": 90,
+    "launcher": {"kind": "slurm", "partition": "gpu", "options": {"mem-per-cpu": "4G"}},
+}
+
+
+def test_nemo_run_takes_the_settings_of_a_document(tmp_path: Path) -> None:
+    """The executor has a field for each, and the real bash gives a rank what torchrun would."""
+    launch = program("nemo-run", "launch.py")
+    given = launch.settings(JOB, "research", "/fsx/runs")
+    assert set(given) <= set(OPTIONS["nemo-run"]["executor"])
+    assert (given["time"], given["nodes"], given["ntasks_per_node"], given["gpus_per_node"]) == ("1:30:00", 2, 2, 2)
+    assert (given["additional_parameters"], given["container_mounts"]) == ({"mem_per_cpu": "4G"}, ["/fsx/runs:/fsx/runs"])
+    env = os.environ | {"SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_NTASKS": "4", "SLURM_JOB_ID": "7", "muster_head": "n1"}
+    text = launch.script(JOB, str(tmp_path)).replace("exec python ", "exec python3 ")
+    assert subprocess.run(["bash", "-c", text], env=env, capture_output=True, text=True, check=True).stdout == "b c 3\n"
+    assert (tmp_path / "fsdp-tiny").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"launcher": {"kind": "batch"}}, r"the job fsdp-tiny is for batch, and NeMo-run's executor is for Slurm; use playbooks/job.yml\."),
+        (
+            {"secrets": {"T": {"from": "env", "name": "T"}}},
+            r"the job fsdp-tiny has secrets, which NeMo-run cannot give to it; use playbooks",
+        ),
+        ({"gpus_per_node": "all"}, r"wants all GPUs; give gpus_per_node a number, because NeMo-run does not ask Slurm\."),
+    ],
+)
+def test_nemo_run_refuses_what_it_has_nothing_for(changed: dict[str, Any], said: str) -> None:
+    with pytest.raises(SystemExit, match=said):
+        program("nemo-run", "launch.py").settings({**JOB, **changed}, "research", "/fsx/runs")
+
+
+class Anything:
+    """Takes every attribute, as a configuration of NeMo-run does, and remembers them by their paths."""
+
+    def __init__(self, path: str, kept: dict[str, Any]) -> None:
+        self.__dict__.update(path=path, kept=kept)
+
+    def __getattr__(self, name: str) -> Anything:
+        return Anything(f"{self.path}.{name}".lstrip("."), self.kept)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self.kept[f"{self.path}.{name}".lstrip(".")] = value
+
+
+def test_nemo_s_recipes_have_what_the_program_sets() -> None:
+    train, theirs = program("nemo-run", "train.py"), OPTIONS["nemo-run"]
+    for model, kind, command in commands("nemo-run"):
+        asked = train.arguments(command[command.index("@recipe@/train.py") + 1 :])
+        assert asked.model in theirs["recipes"]
+        kept: dict[str, Any] = {}
+        train.adjusted(Anything("", kept), asked)
+        for path in kept:
+            owner, _dot, name = path.rpartition(".")
+            assert name in theirs["fields"][owner], path
+        together = asked.tensor * asked.pipeline * asked.context_parallel
+        copies = asked.nodes * asked.procs_per_node // together
+        assert copies * together == asked.nodes * asked.procs_per_node, (model, kind)
+        assert asked.global_batch % (asked.micro_batch * copies) == 0, (model, kind)
+
+
+def fields_of(name: str) -> set[str]:
+    """The arguments that the program's own class Asked adds, as its source declares them."""
+    declared = re.search(r"class Asked:\n(.*?)\n\n\n", texts(name)["train.py"], re.S)
+    assert declared
+    return {f"--{field}" for field in re.findall(r"^    (\w+):", declared.group(1), re.M)}
+
+
+@pytest.mark.parametrize("name", ["trl", "optimum-neuron"])
+def test_the_arguments_of_hugging_face_s_trainers_are_theirs(name: str) -> None:
+    """Every flag is one of the framework's configuration or of the program, and has a value."""
+    known = fields_of(name) | set(OPTIONS[name]["options"])
+    for model, kind, command in commands(name):
+        flags = [word for word in command if word.startswith("--")]
+        assert flags and set(flags) <= known, (model, kind, set(flags) - known)
+        words = command[command.index(flags[0]) :]
+        assert words[::2] == flags, (model, kind)
+        given = dict(zip(words[::2], words[1::2], strict=True))
+        assert given["--max_steps"] == str(read(name)["steps"])
+        if name == "trl":
+            # GRPO compares the completions of one problem, which are a part of what the ranks write together.
+            completions = int(given["--per_device_train_batch_size"]) * planned(name, model, kind, "batch")["ranks"]
+            assert completions * int(given["--gradient_accumulation_steps"]) % int(given["--num_generations"]) == 0
+
+
+def test_optimum_neuron_compiles_and_trains(tmp_path: Path) -> None:
+    command = planned("optimum-neuron", "", "trn1.32xlarge", "batch")["document"]["command"]
+    (tmp_path / "train.sh").write_text(texts("optimum-neuron")["train.sh"])
+    for name in ("torchrun", "neuron_parallel_compile"):
+        (tmp_path / name).write_text(f'#!/bin/sh\necho {name} "$@" >> "{tmp_path}/said"\n')
+        (tmp_path / name).chmod(0o755)
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "RANK": "0", "MASTER_ADDR": "n1", "MASTER_PORT": "20007", "WORLD_SIZE": "1"}
+    words = command[command.index("@recipe@/train.sh") + 1 :]
+    subprocess.run(["bash", str(tmp_path / "train.sh"), *words], env=env, check=True)
+    compiled, trained = (tmp_path / "said").read_text().splitlines()
+    started = (
+        f"torchrun --nnodes 1 --node_rank 0 --nproc_per_node 32 --master_addr n1 --master_port 20007 {tmp_path}/train.py --max_steps 100"
+    )
+    assert compiled.startswith(f"neuron_parallel_compile {started}") and " --max_steps 10 --save_strategy no" in compiled
+    assert trained.startswith(started) and "--save_strategy steps" in trained
+
+
+@pytest.mark.parametrize("name", ["deepspeed", "nvrx"])
+def test_the_arguments_of_our_programs_are_theirs(name: str) -> None:
+    source = texts(name)["train.py"]
+    known = {f"--{each}" for each in re.findall(r'add_argument\("--([\w-]+)"', source)}
+    known |= {f"--{each}" for each in re.findall(r'\("([\w-]+)", \d+\)', source)}
+    for model, kind, command in commands(name):
+        flags = {word for word in command if word.startswith("--")}
+        assert {"--steps", "--checkpoints", "--batch"} <= flags <= known, (model, kind, flags - known)
+
+
+@pytest.mark.parametrize("name", ["deepspeed", "nvrx", "trl", "optimum-neuron"])
+def test_the_pattern_reads_the_line_of_the_program(name: str) -> None:
+    """The program's print has the words of the recorded line in their order."""
+    source = texts(name)["train.py"]
+    parts = [
+        re.sub(r"\{[^{}]*\}", "\0", text) for text in re.findall(r'f"([^"]*)"', source) if "Batch " in text or text.startswith("Speed:")
+    ]
+    assert parts
+    sample = read(name)["throughput"]["sample"]
+    for part in parts:
+        for word in re.findall(r"[A-Za-z/]+:? ?[A-Za-z]*:?", part.replace("\0", "#")):
+            assert word.strip() in sample, word
+
+
+def test_deepspeed_is_told_what_is_asked(tmp_path: Path) -> None:
+    """The program's settings, read from its source because DeepSpeed is not here: ZeRO's stage, the batch and the dtype."""
+    source = texts("deepspeed")["train.py"]
+    taken = source[source.index("def settings(") : source.index("def made(")]
+    space: dict[str, Any] = {}
+    exec(compile(taken, "train.py", "exec"), space)
+    asked = argparse.Namespace(stage=3, batch=4, accumulate=2, lr=0.001, warmup=10, steps=60, offload=True)
+    gpu, cpu = space["settings"](asked, False), space["settings"](asked, True)
+    assert (gpu["zero_optimization"]["stage"], gpu["zero_optimization"]["offload_optimizer"]["device"]) == (3, "cpu")
+    assert (gpu["train_micro_batch_size_per_gpu"], gpu["gradient_accumulation_steps"], gpu["bf16"]["enabled"]) == (4, 2, True)
+    assert cpu["optimizer"]["params"]["torch_adam"] and not cpu["bf16"]["enabled"] and "torch_adam" not in gpu["optimizer"]["params"]
+
+
+def test_picotron_gets_its_file_in_the_shared_folder(tmp_path: Path) -> None:
+    """The real start.py runs a program that says what it got, where picotron's would be."""
+    (tmp_path / "picotron").mkdir()
+    said = "import json, os, sys; print(json.dumps([os.getcwd(), sys.argv[1], json.load(open(sys.argv[2]))]))"
+    (tmp_path / "picotron/train.py").write_text(said)
+    words = [str(FOLDER / "picotron/start.py"), str(tmp_path / "picotron"), str(tmp_path / "shared"), "training.learning_rate=0.001"]
+    env = os.environ | {"WORLD_SIZE": "8", "TMPDIR": str(tmp_path)}
+    ended = subprocess.run([sys.executable, *words], env=env, capture_output=True, text=True, check=True)
+    folder, flag, config = json.loads(ended.stdout)
+    assert (folder, flag) == (str(tmp_path / "shared"), "--config")
+    assert (config["distributed"]["dp_size"], config["training"]["learning_rate"], config["checkpoint"]["load_path"]) == (8, 0.001, "")
