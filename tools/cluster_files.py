@@ -23,8 +23,10 @@ from ansible_collections.muster.fleet.plugins.module_utils.aws.cluster import lo
 FOLDER = ROOT / "tests/fixtures/architectures"
 RESERVATION = "cr-0123456789abcdef0"
 PLAN = "arn:aws:sagemaker:us-east-1:123456789012:training-plan/mine"
-# The markets of each kind whose files are rendered. A reservation and a block of HyperPod are both a training plan.
+# The markets of each kind. A reservation and a block of HyperPod are both a training plan.
 MARKETS = {
+    "ec2": ("on-demand", "spot", "reservation", "capacity-block"),
+    "batch": ("on-demand", "reservation", "capacity-block"),
     "parallelcluster": ("on-demand", "spot", "reservation", "capacity-block"),
     "pcs": ("on-demand", "spot", "reservation", "capacity-block"),
     "eks": ("on-demand", "spot", "reservation", "capacity-block"),
@@ -84,7 +86,8 @@ def examples() -> dict[str, dict[str, Any]]:
 def text_of(cluster: dict[str, Any]) -> str:
     """All files that are of the kind itself, one after another."""
     loaded = load(cluster)
-    found = {**render.own_files(loaded), "create.sh": render.files(loaded)["create.sh"]}
+    created = {name: text for name, text in render.files(loaded).items() if name == "create.sh"}
+    found = {**render.own_files(loaded), **created}
     return "".join(f"==> {name} <==\n{text}" for name, text in found.items())
 
 

@@ -73,11 +73,15 @@ kept:
   type: list
   elements: dict
   returned: with O(state=absent)
+stays:
+  description: Why the network stays and what it costs, as a sentence; empty where it does not stay.
+  type: str
+  returned: with O(state=absent)
 """
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.muster.fleet.plugins.module_utils.aws import plan, survey
+from ansible_collections.muster.fleet.plugins.module_utils.aws import plan, preflight, survey
 from ansible_collections.muster.fleet.plugins.module_utils.aws.accounts import ARGUMENTS, Accounts, AwsError, Region
 from ansible_collections.muster.fleet.plugins.module_utils.aws.cluster import ClusterError, load
 from ansible_collections.muster.fleet.plugins.module_utils.aws.stacks import Stack, store_key
@@ -101,16 +105,19 @@ def absent(module, region, cluster, wanted):
     part, delete = module.params["part"], module.params["delete_data"]
     if delete and delete != cluster["name"]:
         raise ClusterError("delete_data is %s, and the cluster is called %s; nothing was removed." % (delete, cluster["name"]))
+    stays = survey.network_in_use(region, cluster) if part == "vpc" else ""
+    if stays:
+        module.exit_json(changed=False, kept=[], stays=stays)
     changed, kept = False, []
     for each in reversed(wanted):
-        result = Stack(region, cluster, each, module.params["wait_timeout"]).absent(module.check_mode)
+        result = Stack(region, cluster, each, module.params["wait_timeout"]).absent(module.check_mode, part in plan.DATA and not delete)
         changed |= result["changed"]
         kept += result["kept"]
     if delete and not module.check_mode:
-        gone = survey.delete_data(region, cluster, part)
+        gone = survey.delete_data(region, cluster, part, module.params["wait_timeout"])
         changed |= bool(gone)
         kept = [each for each in kept if each["id"] not in gone]
-    module.exit_json(changed=changed, kept=kept)
+    module.exit_json(changed=changed, kept=kept, stays="")
 
 
 def main():
@@ -129,7 +136,11 @@ def main():
         cluster = load(module.params["cluster"])
         region = Region(Accounts({**module.params, "region": module.params["region"] or cluster["region"]}, who="cloud_stack"))
         wanted = plan.stacks(cluster, module.params["part"])
-        if cluster["image"] and module.params["part"] == "ec2" and module.params["state"] == "present":
+        nodes = module.params["part"] == "ec2" and module.params["state"] == "present"
+        fault = preflight.collection_fault(region, cluster) if nodes and not module.check_mode else ""
+        if fault:
+            raise ClusterError(fault)
+        if cluster["image"] and nodes:
             root = region.image(cluster["image"]).get("RootDeviceName")
             for each in wanted:
                 each["parameters"]["RootDevice"] = root or "/dev/xvda"

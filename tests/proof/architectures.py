@@ -37,10 +37,13 @@ def test_data_stay_until_the_cluster_is_named(bring, look, client) -> None:
     client("s3").put_object(Bucket="mine-data", Key="checkpoint", Body=b"2")
     for part in ("fsx", "s3"):
         assert bring(part, "absent", cluster=STORED)["kept"]
-    assert {each["what"] for each in look("left", cluster=STORED)["left"]} == {"bucket", "file system"}
+    assert "mine-vpc stays, because its network has file system fs-" in bring("vpc", "absent", cluster=STORED)["stays"]
+    assert {each["what"] for each in look("left", cluster=STORED)["left"]} == {"bucket", "file system", "NAT gateway"}
     wrong = bring("s3", "absent", cluster=STORED, delete_data="yours")
     assert wrong["failed"] and "delete_data is yours, and the cluster is called mine; nothing was removed." in wrong["msg"]
-    for part in ("fsx", "s3"):
+    for part in ("vpc", "s3", "fsx"):
+        assert not bring(part, cluster=STORED)["changed"], "the next up finds the data"
+    for part in ("fsx", "s3", "vpc"):
         assert bring(part, "absent", cluster=STORED, delete_data="mine")["changed"]
     assert look("left", cluster=STORED)["left"] == []
     assert client("s3").list_buckets()["Buckets"] == []
@@ -186,9 +189,14 @@ def test_the_policy_names_what_was_called_and_nothing_else(bring, look, fault, m
         return former(self, operation, given)
 
     monkeypatch.setattr(botocore.client.BaseClient, "_make_api_call", recorded)
-    for cluster, part in ((STORED, "vpc"), (STORED, "s3"), (STORED, "fsx"), (STORED, "ec2"), (BATCH, "batch")):
-        bring(part, cluster=cluster)
-    boto3.client("s3").put_object(Bucket="mine-data", Key="checkpoint", Body=b"1")
+    with_collection = {**STORED, "setup": {"collection": "s3://mine-data/muster.tar.gz"}}
+    for part in ("vpc", "s3", "fsx"):
+        bring(part, cluster=STORED)
+    assert "s3://mine-data/muster.tar.gz is not there" in bring("ec2", cluster=with_collection)["msg"]
+    for key in ("checkpoint", "muster.tar.gz"):
+        boto3.client("s3").put_object(Bucket="mine-data", Key=key, Body=b"1")
+    bring("ec2", cluster=with_collection)
+    bring("batch", cluster=BATCH)
     fault(action="RunInstances", error="InsufficientInstanceCapacity")
     assert bring("ec2", cluster={**STORED, "nodes": [{**CLUSTER["nodes"][0], "count": 3}]})["failed"]
     changed = {**STORED, "nodes": [{**CLUSTER["nodes"][0], "count": 1, "disk": 300}]}
@@ -207,6 +215,7 @@ def test_the_policy_names_what_was_called_and_nothing_else(bring, look, fault, m
 PREFIX = {"service-quotas": "servicequotas"}
 # Operations whose permission has another name.
 IAM_NAME = {
+    "s3:HeadObject": "s3:GetObject",
     "s3:ListBuckets": "s3:ListAllMyBuckets",
     "s3:PutBucketEncryption": "s3:PutEncryptionConfiguration",
     "s3:PutPublicAccessBlock": "s3:PutBucketPublicAccessBlock",
@@ -252,6 +261,7 @@ OF_SERVICES = {
     "logs:DescribeLogGroups",
     "s3:DeleteBucketPolicy",
     "s3:DeleteObject",
+    "s3:ListBucket",
     "s3:PutBucketPolicy",
     "s3:PutBucketOwnershipControls",
     "s3:PutLifecycleConfiguration",
@@ -370,4 +380,5 @@ def test_one_playbook_brings_a_cluster_up_and_down(credentials, ec2, tmp_path: P
     assert "together $100.00/h" in cloud("cost", "-e", "prices=@prices.yml")
     told = cloud("down")
     assert "bucket       mine-data" in told and "stay and cost money" in told and running(ec2) == {}
+    assert "Stack mine-vpc stays, because its network has file system fs-" in told
     assert "nothing is left" in cloud("down", "-e", "delete_data=mine")

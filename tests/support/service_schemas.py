@@ -123,7 +123,10 @@ EKSCTL: dict[str, Any] = {
     "kind": None,
     "metadata": {"name": None, "region": None, "version": None, "tags": ANY},
     "accessConfig": {"authenticationMode": None},
-    "iam": {"withOIDC": None},
+    "iam": {
+        "withOIDC": None,
+        "serviceAccounts": [{"metadata": {"name": None, "namespace": None}, "wellKnownPolicies": {"autoScaler": None}}],
+    },
     "availabilityZones": None,
     "vpc": {
         "id": None,

@@ -18,10 +18,11 @@ import cluster_files
 import pytest
 import yaml
 from cfn_rules import template_faults
+from playbook import run_playbook
 from service_schemas import BUILD_IMAGE, EKSCTL, PARALLELCLUSTER, model, pcs_requests, request_faults, unknown_fields
 
 from ansible_collections.muster.fleet.plugins.module_utils.aws import hyperpod, plan, render, yaml_text
-from ansible_collections.muster.fleet.plugins.module_utils.aws.cluster import ClusterError, load
+from ansible_collections.muster.fleet.plugins.module_utils.aws.cluster import KINDS, ClusterError, load
 from ansible_collections.muster.fleet.plugins.module_utils.hardware import catalogue
 from ansible_collections.muster.fleet.plugins.modules import cluster_document
 
@@ -61,6 +62,9 @@ def faults(kind: str, found: Files, instance_type: str = "") -> list[str]:
         template = json.loads(found["mine-pcs.template.json"])
         asked = pcs_requests(template)
         return template_faults(template, instance_type) + [said for each in asked for said in request_faults("pcs", *each)]
+    if kind not in plan.RENDERED:
+        [template] = [json.loads(text) for name, text in found.items() if name.endswith(".template.json")]
+        return template_faults(template, instance_type)
     told = []
     if "eksctl.yaml" in found:
         document = yaml.safe_load(found["eksctl.yaml"])
@@ -123,7 +127,7 @@ def test_a_golden_file_has_no_faults(name: str) -> None:
 
 
 @pytest.mark.parametrize("market", MARKETS)
-@pytest.mark.parametrize("kind", plan.RENDERED)
+@pytest.mark.parametrize("kind", KINDS)
 def test_every_type_with_efa_is_rendered_or_refused_with_a_sentence(kind: str, market: str) -> None:
     refused = {}
     for name in catalogue.names():
@@ -246,6 +250,29 @@ def test_a_group_of_eks_scales_from_zero() -> None:
     assert group["taints"] == [{"key": "nvidia.com/gpu", "value": "true", "effect": "NoSchedule"}]
 
 
+def test_an_autoscaler_comes_with_groups_that_grow() -> None:
+    """It finds the groups by the tags that EKS gives to managed ones and that others must have, by the identity that eksctl makes."""
+    assert "autoscaler.yaml" not in files_of(cluster_files.document("eks"))
+    versions = {"kubernetes": "1.34"}
+    found = files_of(cluster_files.document("eks", "spot", {"managed": False, "count": 0, "max": 4}, versions=versions))
+    every = list(yaml.safe_load_all(found["autoscaler.yaml"]))
+    by_kind = {each["kind"]: each for each in every}
+    assert sorted(by_kind) == ["ClusterRole", "ClusterRoleBinding", "Deployment", "Role", "RoleBinding"]
+    pod = by_kind["Deployment"]["spec"]["template"]["spec"]
+    [container] = pod["containers"]
+    assert container["image"].endswith(":v1.34.0")
+    [discovery] = [each for each in container["command"] if "auto-discovery" in each]
+    eksctl = yaml.safe_load(found["eksctl.yaml"])
+    wanted = discovery.partition("asg:tag=")[2].split(",")
+    assert set(wanted) <= set(eksctl["nodeGroups"][0]["tags"]) and "k8s.io/cluster-autoscaler/mine" in wanted
+    [account] = eksctl["iam"]["serviceAccounts"]
+    assert account["metadata"] == {"name": pod["serviceAccountName"], "namespace": by_kind["Deployment"]["metadata"]["namespace"]}
+    for kind in ("ClusterRoleBinding", "RoleBinding"):
+        assert by_kind[kind]["subjects"] == [{"kind": "ServiceAccount", **account["metadata"]}]
+        assert by_kind[kind]["roleRef"]["name"] == by_kind[kind.removesuffix("Binding")]["metadata"]["name"]
+    assert "nvidia.com/gpu" not in json.dumps(pod), "it runs on the group of the system"
+
+
 def test_pods_of_the_system_have_a_group() -> None:
     alone = yaml.safe_load(files_of(cluster_files.document("eks"))["eksctl.yaml"])["managedNodeGroups"]
     assert [each["name"] for each in alone] == ["system", "gpu"]
@@ -366,6 +393,36 @@ def test_the_module_renders_and_makes_nothing(call, tmp_path: Path, kind: str) -
             assert told["failed"] and file in told["msg"] and f"`{command}`" in told["msg"]
 
 
+def test_a_user_learns_where_the_rendered_files_are(tmp_path: Path) -> None:
+    (tmp_path / "mine.yml").write_text(json.dumps(cluster_files.document("hyperpod-slurm")))
+    done = run_playbook(tmp_path, "playbooks/cloud.yml", "-e", "cluster=@mine.yml", "-e", "verb=render")
+    assert done.returncode == 0, done.stdout + done.stderr
+    folder = tmp_path / "runs/cloud/mine"
+    told = " ".join(done.stdout.split())
+    assert f"'files: {folder}'" in told and f"next: read {folder}/create.sh, then run it" in told
+    assert (folder / "create.sh").is_file()
+
+
+@pytest.mark.parametrize(
+    ("kind", "scripts"),
+    [
+        ("batch", set()),
+        ("eks", set()),
+        ("ec2", {"boot-gpu.sh"}),
+        ("hyperpod-slurm", {"boot-head.sh", "boot-gpu.sh"}),
+        ("parallelcluster", {"boot-head.sh", "boot-gpu.sh"}),
+    ],
+)
+def test_a_boot_script_is_rendered_for_nodes_that_run_it(kind: str, scripts: set[str]) -> None:
+    """Login nodes of ParallelCluster run none."""
+    document = cluster_files.document(kind)
+    if kind == "parallelcluster":
+        document["nodes"].append({**HEAD, "name": "login", "role": "login"})
+    found = render.files(load(document))
+    assert {name for name in found if name.startswith("boot-")} == scripts
+    assert "boot-login.sh" not in found.get("create.sh", "")
+
+
 SHELLCHECK = shutil.which("shellcheck") or str(Path(sys.executable).with_name("shellcheck"))
 # A stand-in for each tool: aws answers with ids, the others say what they were given.
 AWS = """#!/bin/bash
@@ -392,7 +449,7 @@ def stand_ins(folder: Path, **scripts: str) -> None:
 
 
 # One market of each kind, and the examples with another network, type or market.
-TYPED = [name for name in EXAMPLES if name.removeprefix(EXAMPLES[name]["kind"] + "-") not in MARKETS[1:]]
+TYPED = [name for name in EXAMPLES if "create.sh" in render.files(load(EXAMPLES[name])) and not name.endswith(MARKETS[1:])]
 
 
 @pytest.mark.parametrize("name", TYPED)
@@ -425,6 +482,44 @@ def test_create_sh_stops_at_an_output_that_is_not_there(tmp_path: Path, answer: 
     done = subprocess.run(["bash", "create.sh"], cwd=tmp_path, env=env, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode != 0 and "stack mine-fsx has no output FSxLustreFilesystemId" in done.stderr
     assert not (tmp_path / "seen").exists(), "pcluster did not run"
+
+
+# An account without the bucket until its stack is deployed. The collection is there when the file `collection` is.
+BUCKETLESS = """#!/bin/bash
+echo "aws $*" >>"$SEEN"
+case "$*" in
+  *"deploy --stack-name mine-s3 "*) touch bucket ;;
+  *s3-bucket*|"s3 cp"*|*create-cluster*) [ -e bucket ] || { echo NoSuchBucket >&2; exit 1; } ;;
+  *head-object*) [ -e bucket ] && [ -e collection ] || { echo NotFound >&2; exit 254; } ;;
+  *describe-stacks*PrivateSubnets*) echo subnet-a,subnet-b ;;
+  *describe-stacks*) echo "id-of-$6" ;;
+esac
+"""
+
+
+@pytest.mark.parametrize("kind", ["hyperpod-slurm", "hyperpod-eks", "parallelcluster", "pcs"])
+def test_the_bucket_and_what_is_in_it_come_before_the_nodes(tmp_path: Path, kind: str) -> None:
+    """create.sh stops with what to type when the collection is not in the bucket, which it has just made; a second run goes on."""
+    where = "s3://my-bucket/muster-fleet.tar.gz"
+    for name, text in render.files(load(cluster_files.document(kind, setup={"collection": where}))).items():
+        (tmp_path / name).write_text(text)
+    tools = dict.fromkeys(("pcluster", "eksctl", "kubectl"), TOOL)
+    stand_ins(tmp_path / "bin", aws=BUCKETLESS, envsubst=ENVSUBST, **tools)
+    env = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "SEEN": str(tmp_path / "seen")}
+    for there in (False, True):
+        if there:
+            (tmp_path / "collection").touch()
+        done = subprocess.run(["bash", "create.sh"], cwd=tmp_path, env=env, capture_output=True, text=True, check=False, timeout=60)
+        assert (done.returncode == 0) == there, done.stderr
+        made = [name for name in ("pcluster create-cluster", "sagemaker create-cluster", "mine-pcs.template") if name in read(tmp_path)]
+        assert bool(made) == there
+        copy = f"run aws s3 cp COLLECTION.tar.gz {where}, then create.sh again."
+        assert (f"{where} cannot be read, and nodes install it when they boot; {copy}" in done.stderr) != there
+    assert subprocess.run([SHELLCHECK, "create.sh"], cwd=tmp_path, capture_output=True, text=True, check=False).stdout == ""
+
+
+def read(folder: Path) -> str:
+    return (folder / "seen").read_text()
 
 
 RESOURCES: dict[str, Any] = {

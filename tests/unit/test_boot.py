@@ -68,6 +68,7 @@ TABLE: list[dict[str, Any]] = [
     {"name": "slurm", "groups": ["muster_compute"], "alone": False},
     {"name": "other", "groups": ["muster_gpu"]},
     {"name": "optional"},
+    {"name": "lustre_client"},
 ]
 
 
@@ -231,6 +232,30 @@ def test_a_document_can_name_the_components(node: Node) -> None:
     text = script(setup={"variables": {"muster_components": ["other"]}})
     assert node.image().boot(text) == (0, "ready", ""), node.read("log/boot.log")
     assert node.read("ran") == "other on node-1\n"
+
+
+@pytest.mark.parametrize(("kind", "mounts"), [("ec2", True), ("pcs", True), ("hyperpod-eks", False)])
+def test_a_node_learns_the_lustre_that_nobody_else_mounts(kind: str, mounts: bool) -> None:
+    zones = ["us-east-1a", "us-east-1b"]
+    made = cluster(kind=kind, zones=zones, storage={"bucket": "my-bucket", "lustre": {"gib": 1200}})
+    wanted = [{"source": "${LUSTRE_DNSNAME}@tcp:/${LUSTRE_MOUNTNAME}", "path": "/fsx"}]
+    assert boot.facts(made, made["nodes"][0]).get("lustre_client_mounts") == (wanted if mounts else None)
+    data = boot.user_data(made, made["nodes"][0], "<%s>")
+    if not mounts:
+        assert data == f"<{boot.script(made, made['nodes'][0])}>"
+        return
+    names = {f"mine-fsx-{name}": "${%s}" % variable for variable, name in boot.LUSTRE_EXPORTS.items()}
+    joined = [each if isinstance(each, str) else names[each["Fn::ImportValue"]] for each in data["Fn::Join"][1]]
+    assert "".join(joined) == f"<{boot.script(made, made['nodes'][0])}>"
+    own = cluster(storage={"lustre": {"gib": 1200}}, setup={"variables": {"lustre_client_mounts": []}})
+    assert boot.facts(own, own["nodes"][0])["lustre_client_mounts"] == [], "the user's own word counts"
+
+
+def test_a_node_that_shall_mount_lustre_runs_its_client(node: Node) -> None:
+    """Although the manifest does not name it: a node without the mount must fail by the checks of the role."""
+    node.manifest("one", "efa")
+    assert node.image().boot(script(storage={"lustre": {"gib": 1200}})) == (0, "ready", ""), node.read("log/boot.log")
+    assert node.read("ran").splitlines() == ["one on node-1", "efa on node-1", "lustre_client on node-1"]
 
 
 @pytest.mark.parametrize("name", ["localhost", "", "a b"])

@@ -54,6 +54,85 @@ def test_a_cluster_comes_changes_and_goes(bring, look, ec2, machines) -> None:
     assert look("left")["left"] == []
 
 
+def started(machines) -> str:
+    """The user data of the instance that started last."""
+    return [each for each in machines.done if each[0] == "start"][-1][3].decode()
+
+
+STORED: dict[str, Any] = {**CLUSTER, "nodes": [{"name": "gpu", "type": "p5.48xlarge", "count": 1}], "storage": {"lustre": {"gib": 1200}}}
+
+
+def test_a_cluster_with_lustre_mounts_it_and_keeps_its_network_with_the_data(bring, look, client, machines) -> None:
+    done = {part: bring(part, cluster=STORED) for part in ("vpc", "fsx", "ec2")}
+    assert all(each["changed"] for each in done.values())
+    [stack] = done["fsx"]["stacks"]
+    name = stack["outputs"]["FSxLustreFilesystemId"]
+    source = f"{name}.fsx.us-east-1.amazonaws.com@tcp:/{stack['outputs']['FSxLustreFilesystemMountname']}"
+    facts = json.loads(started(machines).split("<<'MUSTER_NODE'", 1)[1].split("\n", 1)[1].split("MUSTER_NODE")[0])
+    assert facts["lustre_client_mounts"] == [{"source": source, "path": "/fsx"}]
+
+    assert bring("ec2", "absent", cluster=STORED)["changed"]
+    kept = bring("fsx", "absent", cluster=STORED)
+    assert (kept["changed"], kept["kept"]) == (False, [{"type": "AWS::FSx::FileSystem", "id": name}])
+    network = bring("vpc", "absent", cluster=STORED)
+    [gateway] = [each["id"] for each in look("left", cluster=STORED)["left"] if each["what"] == "NAT gateway"]
+    said = f"Stack mine-vpc stays, because its network has file system {name}; {name} and NAT gateway {gateway} cost money, and "
+    assert (network["changed"], network["stays"]) == (False, said + "verb=down with delete_data=mine removes all of it.")
+    assert not bring("vpc", cluster=STORED)["changed"] and not bring("fsx", cluster=STORED)["changed"], "the next up finds the data"
+    assert len(client("fsx").describe_file_systems()["FileSystems"]) == 1
+
+    for part in ("fsx", "vpc"):
+        done = bring(part, "absent", cluster=STORED, delete_data="mine")
+        assert done["changed"] and not done["stays"]
+    assert look("left", cluster=STORED)["left"] == []
+
+
+def test_nodes_do_not_start_before_their_collection_is_in_the_bucket(bring, client, ec2) -> None:
+    where = "s3://mine-data/muster.tar.gz"
+    wanted = {**STORED, "storage": {"bucket": "mine-data"}, "setup": {"collection": where}}
+    for part in ("vpc", "s3"):
+        bring(part, cluster=wanted)
+    done = bring("ec2", cluster=wanted)
+    assert done["msg"] == (
+        f"{where} is not there, and nodes install it when they boot; run aws s3 cp COLLECTION.tar.gz {where}, then verb=up again."
+    )
+    assert running(ec2) == {}
+    client("s3").put_object(Bucket="mine-data", Key="muster.tar.gz", Body=b"1")
+    assert bring("ec2", cluster=wanted)["changed"] and len(running(ec2)) == 1
+
+
+class Files:
+    """A region whose file systems go after some looks, or do not."""
+
+    name = "us-east-1"
+
+    def __init__(self, *looks: dict[str, Any]) -> None:
+        self.looks, self.deleted = list(looks), 0
+
+    def every(self, *_asked: str, **_wanted: object) -> list[dict[str, Any]]:
+        found = self.looks.pop(0) if len(self.looks) > 1 else self.looks[0]
+        return [{"FileSystemId": "fs-1", "Tags": [{"Key": plan.CLUSTER_TAG, "Value": "mine"}], **found}] if found else []
+
+    def call(self, _service: str, action: str, **_wanted: object) -> dict[str, Any]:
+        assert action == "DeleteFileSystem"
+        self.deleted += 1
+        return {}
+
+
+def test_a_network_waits_until_its_file_systems_are_gone(monkeypatch) -> None:
+    monkeypatch.setattr(survey.time, "sleep", lambda _seconds: None)
+    there, going = {"Lifecycle": "AVAILABLE"}, {"Lifecycle": "DELETING"}
+    region = Files(there, going, going, {})
+    assert (survey.delete_data(region, load(STORED), "fsx"), region.deleted, region.looks) == (["fs-1"], 1, [{}])
+    region = Files(going, going, {})
+    assert (survey.delete_data(region, load(STORED), "fsx"), region.deleted) == (["fs-1"], 0), "a killed run asked for it"
+    with pytest.raises(ValueError, match=r"File system fs-1 is DELETING and not deleted; run verb=down again\."):
+        survey.delete_data(Files(going), load(STORED), "fsx", timeout=0)
+    failed = {"Lifecycle": "FAILED", "FailureDetails": {"Message": "The association is in use."}}
+    with pytest.raises(ValueError, match=r"fs-1 is FAILED and not deleted \(The association is in use\); run"):
+        survey.delete_data(Files(there, failed), load(STORED), "fsx")
+
+
 def test_what_is_not_ours_is_left_alone(bring, look, client) -> None:
     body = json.dumps({"Resources": {"Logs": {"Type": "AWS::Logs::LogGroup"}}})
     client("cloudformation").create_stack(StackName="mine-vpc", TemplateBody=body)

@@ -12,6 +12,7 @@ that fails takes no jobs. A node is ready only when the playbook wrote so as its
 from __future__ import annotations
 
 import json
+import re
 
 from ansible_collections.muster.fleet.plugins.module_utils.aws.cluster import accelerated
 from ansible_collections.muster.fleet.plugins.module_utils.aws.hosts import type_groups
@@ -20,6 +21,11 @@ STATE_TAG, REASON_TAG = "muster:state", "muster:reason"
 # Where an image keeps the collection and its environment. playbooks/tasks/image_muster.yml puts them there when an image is made.
 HOME = "/opt/muster"
 IMAGE_PHASES = ("install", "verify_image")
+# ParallelCluster and HyperPod mount Lustre on their nodes themselves, and Kubernetes has claims. Elsewhere role lustre_client does.
+MOUNTED_BY_BOOT = ("ec2", "pcs")
+LUSTRE_PATH = "/fsx"
+# A variable of a script that only the stack of the file systems knows -> its export.
+LUSTRE_EXPORTS = {"LUSTRE_DNSNAME": "FSxLustreFilesystemDNSname", "LUSTRE_MOUNTNAME": "FSxLustreFilesystemMountname"}
 # `report` must not end the script: a node that may not tag itself, or that no Slurm knows, still writes its log and its console.
 SCRIPT = r"""#!/bin/bash
 # Configures this node by the Muster that its image has. Runs as root, without HOME or a terminal, as often as you like.
@@ -124,6 +130,14 @@ report ready
 """
 
 
+def carriers(cluster):
+    """The node groups whose nodes run the script. Nodes of EKS and Batch take their image as it is, and the role of ParallelCluster's
+    login nodes cannot read a bucket."""
+    if cluster["kind"] in ("batch", "eks"):
+        return []
+    return [each for each in cluster["nodes"] if cluster["kind"] != "parallelcluster" or each["role"] != "login"]
+
+
 def groups(cluster, group):
     """The groups of a node of a node group, as the inventory plugins name them; those that no component asks for are left out."""
     have = accelerated(group["type"])
@@ -133,7 +147,10 @@ def groups(cluster, group):
 
 def facts(cluster, group):
     """The variables of boot.yml for a node of a group, alone."""
-    found = {"instance_type": group["type"], **cluster["setup"]["variables"]}
+    found = {"instance_type": group["type"]}
+    if cluster["storage"]["lustre"] and cluster["kind"] in MOUNTED_BY_BOOT:
+        found["lustre_client_mounts"] = [{"source": "${LUSTRE_DNSNAME}@tcp:/${LUSTRE_MOUNTNAME}", "path": LUSTRE_PATH}]
+    found.update(cluster["setup"]["variables"])
     if cluster["stack"]:
         found["muster_stack_name"] = cluster["stack"]
     return found
@@ -161,6 +178,13 @@ def _filled(cluster, carried, known, phases):
     return found.replace("@FACTS@", json.dumps(known, indent=1, sort_keys=True))
 
 
-def user_data(cluster, group):
-    """The script as user data of EC2."""
-    return script(cluster, group)
+def user_data(cluster, group, form="%s"):
+    """The script as user data in a template: text, or text joined with exports of the stack fsx. form: what is around it."""
+    pieces = re.split(r"\$\{(%s)\}" % "|".join(LUSTRE_EXPORTS), form % script(cluster, group))
+    if len(pieces) == 1:
+        return pieces[0]
+    exports = ["%s-fsx-%s" % (cluster["name"], LUSTRE_EXPORTS[name]) for name in pieces[1::2]]
+    joined = pieces[:1]
+    for export, piece in zip(exports, pieces[2::2]):
+        joined += [{"Fn::ImportValue": export}, piece]
+    return {"Fn::Join": ["", joined]}

@@ -1,13 +1,13 @@
 # Copyright: the Muster developers
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The files of a cluster on EKS: the ClusterConfig of eksctl, and the claims of FSx for Lustre."""
+"""The files of a cluster on EKS: the ClusterConfig of eksctl, the claims of FSx for Lustre, and the autoscaler."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from ansible_collections.muster.fleet.plugins.module_utils.aws import plan
+from ansible_collections.muster.fleet.plugins.module_utils.aws import autoscaler, plan
 from ansible_collections.muster.fleet.plugins.module_utils.aws.cluster import ClusterError, accelerated
 from ansible_collections.muster.fleet.plugins.module_utils.aws.values import partition
 from ansible_collections.muster.fleet.plugins.module_utils.hardware import catalogue
@@ -33,7 +33,16 @@ def files(cluster, values):
     """{file name: document} for `eksctl create cluster` and, with Lustre, `kubectl apply`."""
     check(cluster)
     groups = [_managed(cluster, each) if each["managed"] else _unmanaged(cluster, each) for each in cluster["nodes"]]
-    return {"eksctl.yaml": configuration(cluster, values, list(zip(cluster["nodes"], groups))), **claims(cluster, values)}
+    found = {"eksctl.yaml": configuration(cluster, values, list(zip(cluster["nodes"], groups))), **claims(cluster, values)}
+    if autoscaler.needed(cluster["nodes"]):
+        found["eksctl.yaml"]["iam"]["serviceAccounts"] = [autoscaler.service_account()]
+        found["autoscaler.yaml"] = autoscaler.manifests(cluster["name"], cluster["region"], version_of(cluster))
+    return found
+
+
+def version_of(cluster):
+    """The version of Kubernetes."""
+    return cluster["versions"].get("kubernetes", VERSION)
 
 
 def configuration(cluster, values, groups=()):
@@ -44,7 +53,7 @@ def configuration(cluster, values, groups=()):
         "metadata": {
             "name": cluster["name"],
             "region": cluster["region"],
-            "version": cluster["versions"].get("kubernetes", VERSION),
+            "version": version_of(cluster),
             "tags": {"muster:cluster": cluster["name"]},
         },
         # HyperPod asks for one of the two modes with API.
@@ -84,7 +93,7 @@ def claims(cluster, values):
 def check(cluster):
     """Refuse what EKS or eksctl cannot do."""
     where = "Cluster %s" % cluster["name"]
-    version = cluster["versions"].get("kubernetes", VERSION)
+    version = version_of(cluster)
     if version not in VERSIONS:
         raise ClusterError("%s: versions.kubernetes %s is not one of EKS; take %s." % (where, version, ", ".join(VERSIONS)))
     if cluster["storage"]["openzfs"]:
@@ -171,6 +180,8 @@ def _managed(cluster, group):
 
 def _unmanaged(cluster, group):
     found = _group(cluster, group)
+    if autoscaler.needed([group]):
+        found["tags"] = {**found.get("tags", {}), **autoscaler.discovery_tags(cluster["name"])}
     if group["market"] == "spot":
         return {
             **found,

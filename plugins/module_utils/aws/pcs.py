@@ -121,7 +121,7 @@ def _group(cluster, group, subnet, groups):
         "NetworkInterfaces": launch_interfaces(group["type"], groups, None, "efa"),
         "MetadataOptions": metadata(4),
         "BlockDeviceMappings": [root_disk(ref("RootDevice"), group["disk"])],
-        "UserData": {"Fn::Base64": USER_DATA % boot.user_data(cluster, group)},
+        "UserData": {"Fn::Base64": boot.user_data(cluster, group, USER_DATA)},
         "TagSpecifications": [
             {
                 "ResourceType": "instance",

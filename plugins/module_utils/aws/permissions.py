@@ -134,7 +134,7 @@ PARTS = {
         "fsx:TagResource",
         "fsx:UpdateFileSystem",
     ],
-    "ec2": [*LAUNCH, "ec2:RunInstances", "ec2:TerminateInstances", *ROLE],
+    "ec2": [*LAUNCH, "ec2:RunInstances", "ec2:TerminateInstances", "s3:GetObject", "s3:ListBucket", *ROLE],
     "batch": [
         *LAUNCH,
         *ROLE,

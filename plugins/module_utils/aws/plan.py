@@ -15,6 +15,8 @@ from ansible_collections.muster.fleet.plugins.module_utils.hardware import catal
 CLUSTER_TAG, PART_TAG = "muster:cluster", "muster:part"
 # The parts that roles make, each as stacks of CloudFormation.
 MADE_HERE = ("vpc", "s3", "fsx", "batch", "ec2")
+# Those whose stacks are nothing but data and what belongs to it.
+DATA = ("s3", "fsx")
 # The verb of a user -> the state to which roles bring their parts; "" for verbs that change nothing.
 VERBS = {"preflight": "", "up": "present", "status": "", "cost": "", "down": "absent", "render": ""}
 # The kinds whose files are rendered and never run -> the main file, and what the user types with it.

@@ -159,6 +159,22 @@ def reservation_fault(have, group, zones):
     return ""
 
 
+def collection_fault(region, cluster):
+    """Why nodes would not find the collection that they install at boot, or "". up asks when the cluster's own bucket is there."""
+    where = cluster["setup"]["collection"]
+    if not where:
+        return ""
+    bucket, key = where[len("s3://") :].split("/", 1)
+    try:
+        region.call("s3", "HeadObject", Bucket=bucket, Key=key)
+    except AwsError as error:
+        if error.code not in ("404", "NoSuchKey", "NoSuchBucket"):
+            raise
+        message = "%s is not there, and nodes install it when they boot; run aws s3 cp COLLECTION.tar.gz %s, then verb=up again."
+        return message % (where, where)
+    return ""
+
+
 def family(kind):
     letters = ""
     for letter in kind.split(".")[0]:

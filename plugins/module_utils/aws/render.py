@@ -11,7 +11,7 @@ import re
 import shlex
 
 from ansible_collections.muster.fleet.plugins.module_utils.aws import boot, eks, hyperpod, parallelcluster, pcs, plan, yaml_text
-from ansible_collections.muster.fleet.plugins.module_utils.aws.cluster import ClusterError
+from ansible_collections.muster.fleet.plugins.module_utils.aws.cluster import KINDS, ClusterError
 from ansible_collections.muster.fleet.plugins.module_utils.aws.values import Values
 
 VARIABLE = re.compile(r"\$\{([A-Z][A-Z0-9_]*)\}")
@@ -50,7 +50,7 @@ def files(cluster):
 
 
 def own_files(cluster):
-    """{file name: text} of what the tool or service of a kind of plan.RENDERED reads, without the stacks before it and boot scripts."""
+    """{file name: text} of what the tool or service of a kind reads, without the stacks before it and boot scripts."""
     values = Values(cluster)
     return {name: text_of(name, each) for name, each in _own(cluster, values).items()}
 
@@ -66,6 +66,8 @@ def text_of(name, value):
 
 def _own(cluster, values):
     kind = cluster["kind"]
+    if kind not in plan.RENDERED:
+        return {name: text for each in plan.stacks(cluster, KINDS[kind]) for name, text in _stack(each).items()}
     if kind == "parallelcluster":
         return parallelcluster.files(cluster, values)
     if kind == "eks":
@@ -82,8 +84,7 @@ def _rendered(cluster):
     for each in stacks:
         found.update(_stack(each))
     found.update(own)
-    # The nodes of EKS come from an image that configures itself.
-    scripts = {} if cluster["kind"] == "eks" else _boot(cluster)
+    scripts = _boot(cluster)
     if "build-image.yaml" in own and cluster["setup"]["collection"]:
         scripts["install-image.sh"] = boot.image_script(cluster)
     found.update(scripts)
@@ -99,7 +100,7 @@ def _stack(stack):
 
 
 def _boot(cluster):
-    return {"boot-%s.sh" % group["name"]: boot.script(cluster, group) for group in cluster["nodes"]}
+    return {"boot-%s.sh" % group["name"]: boot.script(cluster, group) for group in boot.carriers(cluster)}
 
 
 def _create(cluster, values, stacks, own, scripts):
@@ -108,6 +109,8 @@ def _create(cluster, values, stacks, own, scripts):
     head = HEAD.replace("@NAME@", cluster["name"]).replace("@KIND@", kind).replace("@REGION@", cluster["region"])
     lines = [head.rstrip("\n")]
     lines += [_deploy(cluster, each) for each in stacks]
+    if cluster["setup"]["collection"] and boot.carriers(cluster):
+        lines.append(_collection(cluster["setup"]["collection"]))
     if kind == "parallelcluster":
         lines += [_copy(name, parallelcluster.script(cluster, name)) for name in scripts]
         lines += _fill(values, own, ["parallelcluster.yaml"])
@@ -119,6 +122,8 @@ def _create(cluster, values, stacks, own, scripts):
         lines.append(_deploy(cluster, {**pcs.stack(cluster), "part": "pcs"}))
     elif kind == "eks":
         lines += [*_fill(values, own, ["eksctl.yaml"]), command, *_claim(values, own)]
+        if "autoscaler.yaml" in own:
+            lines.append("kubectl apply -f autoscaler.yaml")
     else:
         lines.append(_deploy(cluster, {**hyperpod.stack(cluster), "part": "hyperpod"}))
         lifecycle = [name for name in ("provisioning_parameters.json",) if name in own]
@@ -144,6 +149,14 @@ def _deploy(cluster, stack):
             raise ClusterError(message % (cluster["name"], stack["name"], MOST_BYTES))
         line += " --s3-bucket %s --s3-prefix muster/%s/templates" % (cluster["storage"]["bucket"], cluster["name"])
     return line + (" \\\n  --parameter-overrides " + " ".join(shlex.quote(each) for each in given) if given else "")
+
+
+def _collection(where):
+    """Stop before nodes start that would find no collection: its bucket may be one that the lines before have just made."""
+    bucket, key = where[len("s3://") :].split("/", 1)
+    line = "aws s3api head-object --bucket %s --key %s >/dev/null || {\n  echo '%s' >&2\n  exit 1\n}"
+    message = "%s cannot be read, and nodes install it when they boot; run aws s3 cp COLLECTION.tar.gz %s, then create.sh again."
+    return line % (bucket, key, message % (where, where))
 
 
 def _copy(name, where):

@@ -192,8 +192,11 @@ class Stack:
         ]
         return told, name
 
-    def absent(self, check=False):
-        """Remove the stack and nothing that it did not make; {changed, kept}, kept: [{type, id}] of what stays with its data."""
+    def absent(self, check=False, keep=False):
+        """Remove the stack and nothing that it did not make; {changed, kept}, kept: [{type, id}] of what stays with its data.
+
+        keep: whether a stack with data stays as it is, so that the next verb=up finds the data in it.
+        """
         found = self.look()
         if found is None:
             return {"changed": False, "kept": []}
@@ -206,6 +209,8 @@ class Stack:
             for each in resources
             if each["LogicalResourceId"] in retain and each.get("PhysicalResourceId")
         ]
+        if keep and kept and found["StackStatus"] in STEADY:
+            return {"changed": False, "kept": kept}
         if check:
             return {"changed": True, "kept": kept}
         found = found if found["StackStatus"] == "DELETE_IN_PROGRESS" else self.settled(found)

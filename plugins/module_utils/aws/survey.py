@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import time
+
 from ansible_collections.muster.fleet.plugins.module_utils.aws import plan
 from ansible_collections.muster.fleet.plugins.module_utils.aws.accounts import AwsError
 from ansible_collections.muster.fleet.plugins.module_utils.aws.cluster import ClusterError
@@ -79,11 +81,28 @@ def cost(region, cluster, prices):
     for each in file_systems(region, cluster):
         kind = "fsx-%s-gib" % each["FileSystemType"].lower()
         counts[kind] = counts.get(kind, 0) + each["StorageCapacity"]
-    own = [{"Name": "tag:%s" % plan.CLUSTER_TAG, "Values": [cluster["name"]]}, {"Name": "state", "Values": ["available", "pending"]}]
-    gateways = len(region.every("ec2", "DescribeNatGateways", "NatGateways", Filter=own))
+    gateways = len(nat_gateways(region, cluster))
     if gateways:
         counts["nat-gateway"] = gateways
     return priced(counts, prices)
+
+
+def nat_gateways(region, cluster):
+    """The ids of a cluster's NAT gateways."""
+    own = [{"Name": "tag:%s" % plan.CLUSTER_TAG, "Values": [cluster["name"]]}, {"Name": "state", "Values": ["available", "pending"]}]
+    return [each["NatGatewayId"] for each in region.every("ec2", "DescribeNatGateways", "NatGateways", Filter=own)]
+
+
+def network_in_use(region, cluster):
+    """Why the network of a cluster must stay, as a sentence, or "": a file system has interfaces in it, so that AWS does not delete it."""
+    name = plan.stack_name(cluster, "vpc")
+    files = [each["FileSystemId"] for each in file_systems(region, cluster)]
+    if not files or not stack(region, name):
+        return ""
+    costs = ["NAT gateway " + each for each in nat_gateways(region, cluster)]
+    costs += ["the interface endpoints"] if cluster["vpc"]["endpoints"] else []
+    message = "Stack %s stays, because its network has %s; %s cost money, and verb=down with delete_data=%s removes all of it."
+    return message % (name, ", ".join("file system " + each for each in files), " and ".join([", ".join(files), *costs]), cluster["name"])
 
 
 def priced(counts, prices):
@@ -105,19 +124,23 @@ def left(region, cluster):
     bucket = cluster["storage"]["bucket"]
     if bucket and bucket in [each["Name"] for each in region.call("s3", "ListBuckets").get("Buckets", [])]:
         found.append({"what": "bucket", "id": bucket})
+    found += [{"what": "NAT gateway", "id": each} for each in nat_gateways(region, cluster)]
     found += [{"what": "instance", "id": each["InstanceId"]} for each in instances(region, cluster)]
     own = [{"Name": "tag:%s" % plan.CLUSTER_TAG, "Values": [cluster["name"]]}]
     found += [{"what": "volume", "id": each["VolumeId"]} for each in region.every("ec2", "DescribeVolumes", "Volumes", Filters=own)]
     return found
 
 
-def delete_data(region, cluster, part):
+def delete_data(region, cluster, part, timeout=3600):
     """Delete the data of a part whose stack is gone; the ids of what went."""
     gone = []
     if part == "fsx":
         for each in file_systems(region, cluster):
-            region.call("fsx", "DeleteFileSystem", FileSystemId=each["FileSystemId"])
+            # A run that was killed may have asked for it.
+            if each.get("Lifecycle") != "DELETING":
+                region.call("fsx", "DeleteFileSystem", FileSystemId=each["FileSystemId"])
             gone.append(each["FileSystemId"])
+        _wait_until_gone(region, cluster, timeout)
     bucket = cluster["storage"]["bucket"]
     if part == "s3" and bucket in [each["Name"] for each in region.call("s3", "ListBuckets").get("Buckets", [])]:
         tags = region.call("s3", "GetBucketTagging", Bucket=bucket)["TagSet"]
@@ -137,3 +160,20 @@ def delete_data(region, cluster, part):
         region.call("s3", "DeleteBucket", Bucket=bucket)
         gone.append(bucket)
     return gone
+
+
+def _wait_until_gone(region, cluster, timeout):
+    """A network can go only when no file system has an interface in it."""
+    until, pause = time.monotonic() + timeout, 0.2
+    while True:
+        there = file_systems(region, cluster)
+        if not there:
+            return
+        stuck = [each for each in there if each.get("Lifecycle") == "FAILED"]
+        why = " ".join(str(each.get("FailureDetails", {}).get("Message", "")) for each in stuck).strip().rstrip(".")
+        if stuck or time.monotonic() > until:
+            message = "File system %s is %s and not deleted%s; run verb=down again."
+            each = (stuck or there)[0]
+            raise ClusterError(message % (each["FileSystemId"], each["Lifecycle"], " (%s)" % why if why else ""))
+        time.sleep(pause)
+        pause = min(pause * 1.5, 10)
