@@ -151,7 +151,7 @@ def rendered_for(name: str, model: str, kind: str, launcher: str) -> None:
     assert document["launcher"]["kind"] == launcher
     have = catalogue.instance_type(kind) if kind.startswith(("p", "g", "trn")) else None
     if have and not found["models"][model]["sizes"][kind]["procs_per_node"]:
-        assert document["procs_per_node"] == (have["neuron_cores"] or have["gpus"])
+        assert document["procs_per_node"] == have["gpus"]
     given = {**TARGETS.get(launcher, {}), **({"instance_type": kind, "stack": STACK} if launcher != "slurm" else {})}
     target = targets.load(launcher, given)
     rendered = launchers.files(document, documents.identity(document), target)
