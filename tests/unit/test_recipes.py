@@ -96,6 +96,7 @@ def sizes_of(name: str) -> list[tuple[str, str]]:
 
 def test_the_recipes_are_there() -> None:
     assert {"fsdp", "ddp", "torchtitan", "megatron-lm", "composer", "jax", "finetune-llama2", "bionemo"} <= set(NAMES)
+    assert {"nemo-run", "picotron", "neuronx-distributed", "stable-diffusion", "deepspeed", "trl", "nvrx", "optimum-neuron"} <= set(NAMES)
 
 
 def test_fsdp_has_every_published_model_of_the_trainer_and_its_twin() -> None:
