@@ -27,8 +27,9 @@ def adjusted(recipe, asked):
     """NeMo's recipe with what this run asks for."""
     recipe.trainer.max_steps = asked.steps
     recipe.trainer.log_every_n_steps = 1
-    recipe.trainer.limit_val_batches = 0
-    recipe.trainer.val_check_interval = asked.steps
+    # NeMo names a checkpoint by the loss of a validation, so it saves after one.
+    recipe.trainer.limit_val_batches = 1
+    recipe.trainer.val_check_interval = asked.checkpoint_freq
     recipe.trainer.strategy.tensor_model_parallel_size = asked.tensor
     recipe.trainer.strategy.pipeline_model_parallel_size = asked.pipeline
     # Without pipeline stages there is nothing to interleave.

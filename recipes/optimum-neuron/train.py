@@ -4,7 +4,6 @@
 
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
 from datasets import load_dataset
@@ -45,7 +44,8 @@ def text_of(sample):
 def main():
     asked, config = NeuronHfArgumentParser((Asked, NeuronSFTConfig)).parse_args_into_dataclasses()
     config.logging_steps, config.report_to, config.disable_tqdm = 1, [], True
-    copies = config.world_size // (config.tensor_parallel_size * config.pipeline_parallel_size)
+    # Its world size counts the copies of the model.
+    samples = config.per_device_train_batch_size * config.gradient_accumulation_steps * config.world_size
     model = NeuronModelForCausalLM.from_pretrained(asked.model, config.trn_config, torch_dtype=torch.bfloat16)
     targets = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
     trainer = NeuronSFTTrainer(
@@ -55,9 +55,10 @@ def main():
         train_dataset=load_dataset(asked.dataset, split="train"),
         formatting_func=text_of,
         peft_config=LoraConfig(r=asked.rank, lora_alpha=2 * asked.rank, lora_dropout=0.05, target_modules=targets, task_type="CAUSAL_LM"),
-        callbacks=[Lines(config.per_device_train_batch_size * config.gradient_accumulation_steps * copies)],
+        callbacks=[Lines(samples)],
     )
-    trainer.train(resume_from_checkpoint=any(Path(config.output_dir).glob("checkpoint-*")) or None)
+    # Its trainer refuses to resume.
+    trainer.train()
 
 
 if __name__ == "__main__":

@@ -24,8 +24,12 @@ import pytest
 import yaml
 from test_recipes import FOLDER, NAMES, planned, read, sizes_of, texts
 
+from ansible_collections.muster.fleet.plugins.module_utils.jobs import recipe
+
 OPTIONS = json.loads((Path(__file__).parents[1] / "fixtures/recipes/options.json").read_text())
 KINDS = {"int": int, "float": float}
+# What the torchrun of a launcher leaves, and another torchrun would take for its own.
+LAUNCHED = {"PET_RDZV_BACKEND": "c10d", "TORCHELASTIC_RUN_ID": "c10d"}
 STARTERS = {"composer", "torchrun", "deepspeed", "accelerate", "ft_launcher", "mpirun"}
 
 
@@ -112,16 +116,16 @@ def neuron_run(tmp_path: Path, words: list[str], rank: int = 0) -> tuple[subproc
     """(the ended train.sh, the words of each program that it started), with programs that only say what they got."""
     script = tmp_path / "train.sh"
     script.write_text(texts("neuronx-distributed")["train.sh"])
+    (tmp_path / "bin").mkdir()
+    kept = tmp_path / "kept"
     for name in ("python3", "torchrun", "neuron_parallel_compile"):
-        path = tmp_path / "bin" / name
-        path.parent.mkdir(exist_ok=True)
-        made = f'[ {name} = python3 ] && mkdir -p "{tmp_path}/tokens"\n'
-        path.write_text(f'#!/bin/sh\nprintf "%s\\t" {name} "$@" >> "{tmp_path}/said"\necho >> "{tmp_path}/said"\n{made}exit 0\n')
-        path.chmod(0o755)
-    env = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin", "RANK": str(rank), "MASTER_ADDR": "n1", "MASTER_PORT": "20007", "WORLD_SIZE": "4"}
+        said = f'printf "%s\\t" {name} "$@" $PET_RDZV_BACKEND $TORCHELASTIC_RUN_ID >> {kept}; echo >> {kept}'
+        made = f"mkdir -p {tmp_path}/tokens" if name == "python3" else ""
+        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{said}\n{made}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    env = LAUNCHED | {"PATH": f"{tmp_path}/bin:/usr/bin:/bin", "RANK": str(rank), "MASTER_ADDR": "n1", "MASTER_PORT": "20007"}
     ended = subprocess.run(["bash", str(script), *words], env=env, capture_output=True, text=True, check=False)
-    said = tmp_path / "said"
-    return ended, [line.rstrip("\t").split("\t") for line in said.read_text().splitlines()] if said.exists() else []
+    return ended, [line.rstrip("\t").split("\t") for line in kept.read_text().splitlines()] if kept.exists() else []
 
 
 def neuron_words(command: list[str], tmp_path: Path) -> list[str]:
@@ -142,7 +146,12 @@ def test_trainium_tokenises_compiles_and_trains(tmp_path: Path, model: str, kind
     for line in said[1:]:
         at = next(place for place, word in enumerate(line) if word.endswith("tp_zero1_llama_hf_pretrain.py"))
         started = dict(zip(line[line.index("--nnodes") : at : 2], line[line.index("--nnodes") + 1 : at : 2], strict=False))
-        assert (started["--nnodes"], started["--node_rank"], started["--master_addr"]) == (str(plan["nodes"]), "0", "n1")
+        assert [started[f"--{each}"] for each in ("nnodes", "node_rank", "master_addr", "master_port")] == [
+            str(plan["nodes"]),
+            "0",
+            "n1",
+            "20008",
+        ]
         given = parser_of("neuronx-distributed").parse_args(line[at + 1 :])
         copies = int(started["--nproc_per_node"]) * plan["nodes"] // given.tensor_parallel_size
         assert given.grad_accum_usteps * given.batch_size * copies in (64, 1024)
@@ -311,17 +320,18 @@ def test_optimum_neuron_compiles_and_trains(tmp_path: Path) -> None:
     command = planned("optimum-neuron", "", "trn1.32xlarge", "batch")["document"]["command"]
     (tmp_path / "train.sh").write_text(texts("optimum-neuron")["train.sh"])
     for name in ("torchrun", "neuron_parallel_compile"):
-        (tmp_path / name).write_text(f'#!/bin/sh\necho {name} "$@" >> "{tmp_path}/said"\n')
+        (tmp_path / name).write_text(f'#!/bin/sh\necho {name} "$@" $PET_RDZV_BACKEND $TORCHELASTIC_RUN_ID >> "{tmp_path}/said"\n')
         (tmp_path / name).chmod(0o755)
-    env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "RANK": "0", "MASTER_ADDR": "n1", "MASTER_PORT": "20007", "WORLD_SIZE": "1"}
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "RANK": "0", "MASTER_ADDR": "n1", "MASTER_PORT": "20007", "WORLD_SIZE": "1"} | LAUNCHED
     words = command[command.index("@recipe@/train.sh") + 1 :]
     subprocess.run(["bash", str(tmp_path / "train.sh"), *words], env=env, check=True)
     compiled, trained = (tmp_path / "said").read_text().splitlines()
     started = (
-        f"torchrun --nnodes 1 --node_rank 0 --nproc_per_node 32 --master_addr n1 --master_port 20007 {tmp_path}/train.py --max_steps 100"
+        f"torchrun --nnodes 1 --node_rank 0 --nproc_per_node 32 --master_addr n1 --master_port 20008 {tmp_path}/train.py --max_steps 100"
     )
     assert compiled.startswith(f"neuron_parallel_compile {started}") and " --max_steps 10 --save_strategy no" in compiled
     assert trained.startswith(started) and "--save_strategy steps" in trained
+    assert "c10d" not in compiled + trained
 
 
 @pytest.mark.parametrize("name", ["deepspeed", "nvrx"])
@@ -336,16 +346,14 @@ def test_the_arguments_of_our_programs_are_theirs(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["deepspeed", "nvrx", "trl", "optimum-neuron"])
 def test_the_pattern_reads_the_line_of_the_program(name: str) -> None:
-    """The program's print has the words of the recorded line in their order."""
+    """The format strings that the program prints, with 7 for each value."""
     source = texts(name)["train.py"]
-    parts = [
-        re.sub(r"\{[^{}]*\}", "\0", text) for text in re.findall(r'f"([^"]*)"', source) if "Batch " in text or text.startswith("Speed:")
-    ]
-    assert parts
-    sample = read(name)["throughput"]["sample"]
-    for part in parts:
-        for word in re.findall(r"[A-Za-z/]+:? ?[A-Za-z]*:?", part.replace("\0", "#")):
-            assert word.strip() in sample, word
+    strings = re.findall(r'f"((?:Speed: |[^"]*Batch )[^"]*)"', source)
+    rates = next((text for text in strings if text.startswith("Speed:")), "")
+    [line] = [text.replace("{rates}", rates) for text in strings if "Batch " in text]
+    [step] = recipe.steps(read(name), re.sub(r"\{[^{}]*\}", "7", line))
+    assert (step["step"], step["loss"], step["samples_per_s"]) == (7, 7, 7)
+    assert step["tokens_per_s"] == (None if name == "optimum-neuron" else 7)
 
 
 def test_deepspeed_is_told_what_is_asked(tmp_path: Path) -> None:

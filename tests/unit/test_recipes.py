@@ -96,6 +96,7 @@ def sizes_of(name: str) -> list[tuple[str, str]]:
 
 def test_the_recipes_are_there() -> None:
     assert {"fsdp", "ddp", "torchtitan", "megatron-lm", "composer", "jax", "finetune-llama2", "bionemo"} <= set(NAMES)
+    assert {"nemo-run", "picotron", "neuronx-distributed", "stable-diffusion", "deepspeed", "trl", "nvrx", "optimum-neuron"} <= set(NAMES)
 
 
 def test_fsdp_has_every_published_model_of_the_trainer_and_its_twin() -> None:
@@ -151,7 +152,7 @@ def rendered_for(name: str, model: str, kind: str, launcher: str) -> None:
     assert document["launcher"]["kind"] == launcher
     have = catalogue.instance_type(kind) if kind.startswith(("p", "g", "trn")) else None
     if have and not found["models"][model]["sizes"][kind]["procs_per_node"]:
-        assert document["procs_per_node"] == (have["neuron_cores"] or have["gpus"])
+        assert document["procs_per_node"] == have["gpus"]
     given = {**TARGETS.get(launcher, {}), **({"instance_type": kind, "stack": STACK} if launcher != "slurm" else {})}
     target = targets.load(launcher, given)
     rendered = launchers.files(document, documents.identity(document), target)
