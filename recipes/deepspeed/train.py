@@ -126,7 +126,7 @@ def main():
     samples = asked.batch * asked.accumulate * ranks
     for step in range(begun + 1, asked.steps + 1):
         before, total = time.monotonic(), torch.zeros(1, device=engine.device)
-        for _ in range(asked.accumulate):
+        for _part in range(asked.accumulate):
             tokens = next(batches).to(engine.device)
             loss = engine(input_ids=tokens, labels=tokens).loss
             engine.backward(loss)

@@ -25,7 +25,7 @@ def windows(batch, context):
     """Whole windows of the batch's tokens; what is left at its end is dropped."""
     tokens = list(chain.from_iterable(batch["input_ids"]))
     parts = [tokens[at : at + context] for at in range(0, len(tokens) - context + 1, context)]
-    return {"input_ids": parts, "attention_mask": [[1] * context for _ in parts], "labels": parts}
+    return {"input_ids": parts, "attention_mask": [[1] * context for _part in parts], "labels": parts}
 
 
 def main():

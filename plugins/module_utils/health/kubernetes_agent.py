@@ -11,6 +11,7 @@ The manifest contains this file, so it imports nothing but Python's standard lib
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
 import json
 import math
@@ -20,8 +21,8 @@ import ssl
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
+from http import client
+from urllib.parse import urlsplit
 
 CONDITION = "MusterHealthy"
 TAINT = "gpu-healthcheck.aws-samples.io/unhealthy"
@@ -131,29 +132,34 @@ class Api:
 
     def call(self, method, path, body=None, kind=""):
         """The answer as JSON. AgentError says in one sentence why there is none."""
-        request = urllib.request.Request(self.address + path, method=method, data=None if body is None else json.dumps(body).encode())
+        headers = {"Content-Type": kind} if kind else {}
         # The kubelet replaces the token before it ends.
         token = os.path.join(self.secrets, "token")
         if os.path.exists(token):
             with open(token, encoding="utf-8") as file:
-                request.add_header("Authorization", "Bearer " + file.read().strip())
-        if kind:
-            request.add_header("Content-Type", kind)
-        bundle = os.path.join(self.secrets, "ca.crt")
-        context = ssl.create_default_context(cafile=bundle) if self.address.startswith("https:") else None
+                headers["Authorization"] = "Bearer " + file.read().strip()
+        at = urlsplit(self.address)
         try:
-            with urllib.request.urlopen(request, timeout=30, context=context) as answer:
-                return json.loads(answer.read())
-        except urllib.error.HTTPError as error:
-            why = {
-                401: "the token of the service account is not valid; restart the pod",
-                403: "the service account may not; apply the ClusterRole of node-health.yaml again",
-                404: "there is no such node; the pod needs NODE_NAME from spec.nodeName",
-                409: "somebody else changed the node meanwhile; the next look tries again",
-            }.get(error.code, "it answered %d" % error.code)
-            raise AgentError("Kubernetes refused %s %s: %s." % (method, path, why)) from None
-        except (OSError, ValueError) as error:
-            raise AgentError("Kubernetes' API at %s does not answer: %s." % (self.address, getattr(error, "reason", error))) from None
+            if at.scheme == "https":
+                context = ssl.create_default_context(cafile=os.path.join(self.secrets, "ca.crt"))
+                link = client.HTTPSConnection(at.netloc, timeout=30, context=context)
+            else:
+                link = client.HTTPConnection(at.netloc, timeout=30)
+            with contextlib.closing(link):
+                link.request(method, path, None if body is None else json.dumps(body).encode(), headers)
+                answer = link.getresponse()
+                text = answer.read()
+                if answer.status < 300:
+                    return json.loads(text)
+        except (OSError, ValueError, client.HTTPException) as error:
+            raise AgentError("Kubernetes' API at %s does not answer: %s." % (self.address, error or type(error).__name__)) from None
+        why = {
+            401: "the token of the service account is not valid; restart the pod",
+            403: "the service account may not; apply the ClusterRole of node-health.yaml again",
+            404: "there is no such node; the pod needs NODE_NAME from spec.nodeName",
+            409: "somebody else changed the node meanwhile; the next look tries again",
+        }.get(answer.status, "it answered %d" % answer.status)
+        raise AgentError("Kubernetes refused %s %s: %s." % (method, path, why))
 
 
 def turn(api, name, probe, strikes, *, share, now):
@@ -221,4 +227,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())
