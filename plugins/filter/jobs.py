@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from ansible.errors import AnsibleFilterError
 
-from ansible_collections.muster.fleet.plugins.module_utils.jobs import document, fleet, launchers, torchrun, workload
+from ansible_collections.muster.fleet.plugins.module_utils.jobs import document, fleet, launchers, sweep, torchrun, workload
 
 
 def clear(function):
@@ -51,6 +51,9 @@ class FilterModule:
             "carried": carried,
             "job_script": clear(job_script),
             "workload_result": clear(workload_result),
+            "sweep_points": clear(sweep.points),
+            "sweep_row": sweep.row,
+            "sweep_table": sweep.table,
             "job_status": launchers.status_line,
             "job_outcome": launchers.outcome,
             "job_hosts": torchrun.hosts_of,

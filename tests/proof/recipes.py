@@ -7,6 +7,7 @@ Run by `make proofs`, or `pytest --engine tests/proof/recipes.py`.
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 import subprocess
@@ -69,6 +70,22 @@ def test_ddp_trains_and_its_second_run_is_the_stored_one(fleet: Fleet) -> None:
     again = fleet.run(PLAYBOOK, "-e", "recipe=ddp")
     assert again.returncode == 0, again.stdout[-3000:]
     assert kept(fleet)[1]["job_id"] == result["job_id"]
+
+
+def test_a_sweep_runs_every_combination_and_names_the_one_that_fails(fleet: Fleet) -> None:
+    asked = {"muster_sweep": {"--lr": [0.001, 0.003, "fast"]}, "muster_workload": {"steps": 40}}
+    done = fleet.run(PLAYBOOK, "-e", "recipe=ddp", "-e", json.dumps(asked))
+    assert "1 of 3 combinations failed: ddp-tiny-3; sweep.csv in the run folder says why." in one_sentence(done)
+    rows = list(csv.DictReader((fleet.latest / "sweep.csv").open()))
+    assert [(row["lr"], row["job"], row["verdict"]) for row in rows] == [
+        ("0.001", "ddp-tiny-1", "passed"),
+        ("0.003", "ddp-tiny-2", "passed"),
+        ("fast", "ddp-tiny-3", "failed"),
+    ]
+    assert "ddp-tiny-3" in rows[2]["reason"]
+    # All were submitted before the first had ended.
+    times = [json.loads((fleet.latest / f"jobs/ddp-tiny-{number}/result.json").read_text()) for number in (1, 2, 3)]
+    assert max(each["submitted"] for each in times) < min(each["ended"] for each in times)
 
 
 def test_fsdp_is_killed_and_resumes(fleet: Fleet) -> None:

@@ -142,7 +142,7 @@ class Api:
         try:
             if at.scheme == "https":
                 context = ssl.create_default_context(cafile=os.path.join(self.secrets, "ca.crt"))
-                link = client.HTTPSConnection(at.netloc, timeout=30, context=context)
+                link: client.HTTPConnection = client.HTTPSConnection(at.netloc, timeout=30, context=context)
             else:
                 link = client.HTTPConnection(at.netloc, timeout=30)
             with contextlib.closing(link):

@@ -28,6 +28,7 @@ ASKED: dict[str, tuple[type, Any]] = {
     "time_limit": (int, 0),
     "args": (list, []),
     "secrets": (dict, {}),
+    "suffix": (str, ""),
 }
 # A file system that all nodes share, on launchers whose programs see the node's own paths.
 FOLDER = "/fsx/home/muster/workloads"
@@ -235,7 +236,7 @@ def _document(context, name, model, size, kind_of, nodes):  # noqa: PLR0917
     given = [*recipe["command"], *model["args"], *model["data"]["args"], *recipe["checkpoint"]["args"], *size["args"], *asked["args"]]
     words = [_placed(str(word), static) for word in given]
     document: dict[str, Any] = {
-        "name": re.sub(r"[^a-z0-9._-]", "-", "%s-%s" % (recipe["name"], name.lower()))[:40],
+        "name": re.sub(r"[^a-z0-9._-]", "-", "%s-%s" % (recipe["name"], name.lower()))[: 40 - len(asked["suffix"])] + asked["suffix"],
         "nodes": nodes,
         "procs_per_node": ranks,
         "cpus_per_proc": max(have["vcpus"] // ranks, 1) if have else 1,
