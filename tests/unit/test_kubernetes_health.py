@@ -69,14 +69,22 @@ class Cluster:
             assert kind == kubernetes_agent.STRATEGIC
             for fresh in body["status"]["conditions"]:  # merged by type
                 node["status"]["conditions"] = [each for each in node["status"]["conditions"] if each["type"] != fresh["type"]] + [fresh]
+            self.newer(node)
         elif method == "PATCH":
             assert kind == kubernetes_agent.MERGE
             if self.change:
-                node["metadata"]["resourceVersion"], self.change = "2", None
+                self.change = None
+                self.newer(node)
             if body["metadata"]["resourceVersion"] != node["metadata"]["resourceVersion"]:
                 return 409, {}
             node["spec"].update(body["spec"])
+            self.newer(node)
         return 200, node
+
+    @staticmethod
+    def newer(node: dict) -> None:
+        """Every change gives an object another version, that of the status too."""
+        node["metadata"]["resourceVersion"] = str(int(node["metadata"]["resourceVersion"]) + 1)
 
 
 @pytest.fixture

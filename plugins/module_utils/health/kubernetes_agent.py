@@ -176,7 +176,8 @@ def turn(api, name, probe, strikes, *, share, now):
         said.append(message)
     node = api.call("GET", path)
     fresh = condition(node.get("status", {}).get("conditions"), status, reason, message, now)
-    api.call("PATCH", path + "/status", {"status": {"conditions": [fresh]}}, STRATEGIC)
+    # The answer has the node's new version.
+    node = api.call("PATCH", path + "/status", {"status": {"conditions": [fresh]}}, STRATEGIC)
     if not known:
         return False, said
     before = dict(strikes)
