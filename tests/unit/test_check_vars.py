@@ -188,6 +188,27 @@ def test_reimage_checks_the_values_of_all_nodes_before_anything_changes(tmp_path
     assert ("Install the program that slurmctld will call" in ended.stdout) != refused
 
 
+def test_what_the_first_playbook_of_a_command_found_out_is_no_variable_of_the_user(tmp_path: Path) -> None:
+    """`ansible-playbook playbooks/validate.yml playbooks/train.yml`: each playbook begins, and the first one has left facts."""
+    begin = {"import_playbook": str(ROOT / "playbooks/begin.yml"), "vars": {"begin_changes": False, "begin_fleet": False}}
+    facts = {"ansible.builtin.set_fact": {"muster_proven_hosts": ["a"], "trainer_job": {}}}
+    (tmp_path / "first.yml").write_text(yaml.safe_dump([begin, {"hosts": "localhost", "gather_facts": False, "tasks": [facts]}]))
+    (tmp_path / "second.yml").write_text(yaml.safe_dump([begin]))
+    env = {**os.environ, "PWD": str(tmp_path), "XDG_STATE_HOME": str(tmp_path)}
+    for more, code in ((), 0), (("-e", "muster_fleat=x"), 2):
+        argv = [
+            Path(sys.executable).parent / "ansible-playbook",
+            "-i",
+            "localhost,",
+            tmp_path / "first.yml",
+            tmp_path / "second.yml",
+            *more,
+        ]
+        ended = subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+        assert ended.returncode == code, ended.stdout[-3000:]
+    assert "the nearest is muster_fleet" in ended.stdout
+
+
 def test_no_host_that_goes_on_alone_runs_a_task_for_all_hosts() -> None:
     """Ansible refuses an action with BYPASS_HOST_LOOP in a play with the strategy free, but only when a host comes to it."""
     for_all = [path.stem for path in (ROOT / "plugins/action").glob("*.py") if "BYPASS_HOST_LOOP = True" in path.read_text()]
