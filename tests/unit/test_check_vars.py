@@ -199,7 +199,7 @@ def test_what_the_first_playbook_of_a_command_found_out_is_no_variable_of_the_us
         argv = [
             Path(sys.executable).parent / "ansible-playbook",
             "-i",
-            "localhost,",
+            "a,",
             tmp_path / "first.yml",
             tmp_path / "second.yml",
             *more,
