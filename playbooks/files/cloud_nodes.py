@@ -105,11 +105,15 @@ def resume(ec2, settings, nodes, jobs):
     for node, each in have.items():
         address = each["PrivateIpAddress"]
         scontrol("update", f"NodeName={node}", f"NodeAddr={address}")
-    for node, why in failed.items():
-        # Down, so that its jobs are queued again; then back to the cloud, where a later job finds it.
-        scontrol("update", f"NodeName={node}", "State=DOWN", f"Reason={why}")
-        scontrol("update", f"NodeName={node}", "State=POWER_DOWN_FORCE", f"Reason={why}")
+    give_back(failed)
     return failed
+
+
+def give_back(failed):
+    """Tell Slurm of nodes that do not start: {node: reason}."""
+    for node, why in failed.items():
+        # Queues its jobs again, and leaves the node idle in the cloud. After State=DOWN it would stay down for good.
+        scontrol("update", f"NodeName={node}", "State=POWER_DOWN_FORCE", f"Reason={why}")
 
 
 def suspend(ec2, settings, nodes):
@@ -135,15 +139,21 @@ def main(argv):
         return 0
     import boto3
     import botocore.config
+    import botocore.exceptions
 
     # boto3 tries again after EC2's answer that it has no room, which is one of the server's errors, too.
     config = botocore.config.Config(retries={"mode": "standard", "total_max_attempts": TRIES})
     ec2 = boto3.client("ec2", region_name=settings["region"], config=config)
     nodes = hostnames(argv[1])
-    if argv[0] == "suspend":
-        failed = suspend(ec2, settings, nodes)
-    else:
-        failed = resume(ec2, settings, nodes, jobs_of(os.environ.get("SLURM_RESUME_FILE", "")))
+    try:
+        if argv[0] == "suspend":
+            failed = suspend(ec2, settings, nodes)
+        else:
+            failed = resume(ec2, settings, nodes, jobs_of(os.environ.get("SLURM_RESUME_FILE", "")))
+    except (botocore.exceptions.ClientError, botocore.exceptions.BotoCoreError) as error:
+        failed = dict.fromkeys(nodes, logic.reason(f"EC2 cannot be asked: {error}"))
+        if argv[0] == "resume":
+            give_back(failed)
     for node, why in failed.items():
         print(f"{node}: {why}", file=sys.stderr)
     return 1 if failed else 0

@@ -156,10 +156,20 @@ def test_no_capacity_is_the_next_zone_and_then_the_cloud_with_the_reason(slurm, 
     why = f"Reason=muster:cloud: no room for 1 nodes: c6i.large in a {full}, c6i.large in b {full}"
     lost = "Reason=muster:cloud: no group of muster_cloud_nodes has this node; add it"
     assert slurm.told == [
-        *(("NodeName=gpu-1", f"State={state}", why) for state in ("DOWN", "POWER_DOWN_FORCE")),
-        *(("NodeName=lost", f"State={state}", lost) for state in ("DOWN", "POWER_DOWN_FORCE")),
+        ("NodeName=gpu-1", "State=POWER_DOWN_FORCE", why),
+        ("NodeName=lost", "State=POWER_DOWN_FORCE", lost),
     ]
     assert slurm.nodes() == {}
+
+
+def test_an_account_that_cannot_be_asked_gives_the_nodes_back(slurm, fault) -> None:
+    fault(action="DescribeInstances", error="UnauthorizedOperation")
+    assert slurm.run("resume", "gpu-1") == 1
+    [told] = slurm.told
+    assert told[:2] == ("NodeName=gpu-1", "State=POWER_DOWN_FORCE")
+    assert told[2].startswith("Reason=muster:cloud: EC2 cannot be asked: ") and "UnauthorizedOperation" in told[2]
+    fault(action="DescribeInstances", error="UnauthorizedOperation")
+    assert slurm.run("suspend", "gpu-1") == 1 and slurm.told == []
 
 
 def test_instances_that_cannot_be_named_are_ended(slurm, fault, ec2) -> None:
