@@ -28,7 +28,7 @@ def points(sweep, asked=None):
             raise JobError("muster_sweep.%s must be a list of values, such as [1e-4, 3e-4]." % flag)
         if len(set(map(str, values))) < len(values):
             raise JobError("muster_sweep.%s has a value twice; remove one." % flag)
-        if str(flag).rstrip("=") in [str(word).split("=")[0] for word in asked.get("args", [])]:
+        if str(flag).rstrip("=") in [str(word).partition("=")[0] for word in asked.get("args", [])]:
             raise JobError("%s is in muster_sweep and in muster_workload.args; remove it from one of them." % str(flag).rstrip("="))
     found = list(itertools.product(*sweep.values()))
     if len(found) > MOST:
