@@ -42,7 +42,7 @@ LOST = found(record("gpu_count", "failed", reason="7 of 8 GPUs"), record("disk_s
 
 
 class Cluster:
-    """Nodes, and what was asked. `change` runs once before a change of a node, as somebody else's."""
+    """Nodes, and the requests for them. `change`: before the next change of a node, somebody else changes it."""
 
     def __init__(self) -> None:
         self.nodes = {f"n{number}": self.node(f"n{number}") for number in range(1, 41)}

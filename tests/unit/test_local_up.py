@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""playbooks/local_up.yml as a dry run, with an engine that has no container and only records what it is asked."""
+"""playbooks/local_up.yml as a dry run. The engine is a stand-in without containers, which records the commands that it gets."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ esac
 
 @pytest.fixture
 def dry_run(tmp_path: Path):
-    """A function that runs the playbook with --check, and returns how it ended and what the engine was asked."""
+    """A function that runs the playbook with --check, and returns how it ended and which commands the engine got."""
     info = {"version": {"Version": "4.3.1"}, "store": {"graphRoot": str(tmp_path)}, "host": {"security": {"rootless": False}}}
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/podman").write_text(PODMAN.format(folder=tmp_path, info=json.dumps(info)))
@@ -62,7 +62,7 @@ def test_a_dry_run_of_a_fleet_that_is_down_says_so_and_changes_nothing(dry_run, 
     assert done.returncode == 2, done.stdout + done.stderr
     nodes = "controller-1, compute-1, compute-2 of fleet blue"
     assert f"A dry run looks at the nodes, and {nodes} do not run; bring the fleet up first, without --check." in said, done.stdout
-    # No wait for nodes that are not there, and nothing was asked to be made.
+    # The playbook did not wait for nodes that are not there, and told the engine to make nothing.
     assert "Wait for the nodes" not in done.stdout
     assert {each.split()[0] for each in asked} <= {"info", "ps", "image", "images"}, asked
     assert not (tmp_path / "state/muster/blue/ssh").exists()
