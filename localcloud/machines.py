@@ -12,6 +12,7 @@ from ansible_collections.muster.fleet.plugins.module_utils.containers.engine imp
 from ansible_collections.muster.fleet.plugins.module_utils.containers.fleet import Fleet
 from ansible_collections.muster.fleet.plugins.module_utils.containers.image import NodeImage
 from ansible_collections.muster.fleet.plugins.module_utils.containers.plan import Node
+from ansible_collections.muster.fleet.plugins.module_utils.containers.ssh import make_key
 from ansible_collections.muster.fleet.plugins.module_utils.paths import cache_dir, state_dir
 
 LOST_SECONDS = 10
@@ -57,8 +58,12 @@ class Machines:
 
     def replace(self, instance: str, ami: str, key: str, user_data: bytes, kind: str = "") -> None:
         """Give the machine a new root. Name and address stay; the host key is new and the first boot runs again."""
-        for each in (self.fleet.state / "hostkeys" / instance).glob("ssh_host_*"):
-            each.unlink()
+        folder = self.fleet.state / "hostkeys" / instance
+        # Whoever writes the fleet's record beside this call reads the keys of all machines.
+        with self.fleet.lock():
+            for each in folder.glob("ssh_host_*"):
+                each.unlink()
+            make_key(folder / "ssh_host_ed25519_key", instance)
         self.start(instance, ami, key, user_data, kind)
 
     def _must(self, instance: str, argv: list[str]) -> None:

@@ -109,7 +109,7 @@ def create_replace_root_volume_task(response: EC2Response) -> ActionResult:
     """Make a machine again from an AMI (default: its own). Name and address stay. The task is complete when the call returns."""
     ask, backend = response._get_param, response.ec2_backend
     tasks, token = kept(backend, "root_tasks"), ask("ClientToken")
-    known = [each for each in tasks.values() if token and each["ClientToken"] == token]
+    known = [each for each in list(tasks.values()) if token and each["ClientToken"] == token]
     if known:
         return ActionResult({"ReplaceRootVolumeTask": known[0]})
     instance = backend.get_instance(ask("InstanceId"))
@@ -120,12 +120,14 @@ def create_replace_root_volume_task(response: EC2Response) -> ActionResult:
         raise InvalidAMIIdError([image])
     made = made_id("replacevol", instance.id, len(tasks))
     task = {"ReplaceRootVolumeTaskId": made, "InstanceId": instance.id, "ImageId": image, "ClientToken": token, "StartTime": stamp()}
+    # A client that asks again with its token is told of the task that still runs.
+    task["TaskState"] = "in-progress"
     tasks[made] = task
     try:
         with unsettled(instance):
             CLOUD["machines"].replace(instance.id, image, *first_boot(instance))
         task["TaskState"] = "succeeded"
-    except (NodeContainerError, RuntimeError) as error:
+    except (NodeContainerError, RuntimeError, OSError) as error:
         # EC2's answer has no field for the reason, so print it where the cloud runs.
         print(f"localcloud: {made}: {error}", file=sys.stderr)
         task["TaskState"] = "failed"

@@ -29,7 +29,10 @@ class ReimageError(Exception):
 
 def scontrol(*argv):
     """What scontrol says."""
-    return subprocess.run(["scontrol", *argv], check=True, capture_output=True, text=True).stdout
+    done = subprocess.run(["scontrol", *argv], check=False, capture_output=True, text=True)
+    if done.returncode:
+        raise ReimageError(f"scontrol {argv[0]} failed: {' '.join(done.stderr.split())}")
+    return done.stdout
 
 
 def reimage(ec2, instance, image):
@@ -64,17 +67,20 @@ def tell(folder, node, text):
 
 def one(ec2, settings, node):
     """Reimage a node; the reason why not, or ""."""
-    import botocore.exceptions
-
     try:
         if node not in settings["nodes"]:
             raise ReimageError(f"{SETTINGS} names no instance of {node}; run playbooks/reimage.yml.")
         reimage(ec2, settings["nodes"][node], settings["image"])
-    except (ReimageError, botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError) as error:
-        reason = f"muster:reimage: {' '.join(str(error).split())}"
-        # Only RESUME ends Slurm's wait for the boot, whose end would give the node back with the AMI that it has.
-        scontrol("update", f"NodeName={node}", "State=RESUME")
-        scontrol("update", f"NodeName={node}", "State=DRAIN", f"Reason={reason}")
+    # Whatever it is, the playbook must hear of it: it waits for a day.
+    except Exception as error:
+        what = str(error) if isinstance(error, ReimageError) else f"{type(error).__name__}: {error}"
+        reason = f"muster:reimage: {' '.join(what.split())}"
+        try:
+            # Only RESUME ends Slurm's wait for the boot, whose end would give the node back with the AMI that it has.
+            scontrol("update", f"NodeName={node}", "State=RESUME")
+            scontrol("update", f"NodeName={node}", "State=DRAIN", f"Reason={reason}")
+        except ReimageError as second:
+            reason = f"{reason} It may not be drained: {second}"
         tell(settings["told"], node, reason)
         return f"{node}: {reason}"
     tell(settings["told"], node, settings["image"])

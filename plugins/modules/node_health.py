@@ -15,6 +15,7 @@ author:
   - The Muster developers (@muster-fleet)
 description:
   - Installs the program C(muster-health), which needs nothing but Python, and writes its settings when the program can read them.
+    A node without a verdict gets its first one before the settings are in place.
   - Runs the checks of a level and returns them as check records. A failed check with the severity C(info) or C(warning) is a warning of
     the task, all others fail the host in Muster's verdict.
 attributes:
@@ -118,6 +119,19 @@ def sources():
     return out
 
 
+def first_verdict(module, settings):
+    """Run the checks once before the settings are in place: from then on, Slurm's prolog refuses jobs on a node without a verdict."""
+    if os.path.exists(os.path.join(program.STATE, "state.json")):
+        return
+    tried = PATH + ".first"
+    program.replace_file(tried, settings, 0o644)
+    rc, _out, err = module.run_command([PROGRAM, "--level", "periodic", "--settings", tried, "--state", program.STATE])
+    os.remove(tried)
+    # 1 and 2 are verdicts, too. They drain nothing here.
+    if rc not in (0, 1, 2, 3):
+        module.fail_json(msg="The first run of %s failed, so no settings were written: %s" % (PROGRAM, " ".join(err.split())))
+
+
 def install(module):
     texts = sources()
     before, after = "", ""
@@ -134,7 +148,12 @@ def install(module):
     changed = [path for path, text in texts.items() if read_text(path, None if os.path.exists(path) else "\0") != text]
     if not module.check_mode:
         for path in changed:
-            program.replace_file(path, texts[path], 0o755 if path == PROGRAM else 0o644)
+            if path != PATH:
+                program.replace_file(path, texts[path], 0o755 if path == PROGRAM else 0o644)
+        if after:
+            first_verdict(module, after)
+        if PATH in changed:
+            program.replace_file(PATH, after, 0o644)
     diff = {"before": before, "after": after, "before_header": PATH, "after_header": PATH}
     module.exit_json(changed=bool(changed), files=changed, diff=diff)
 

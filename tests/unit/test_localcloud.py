@@ -5,8 +5,11 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 
 import boto3
@@ -19,6 +22,7 @@ from botocore.exceptions import ClientError
 from local_cloud_api import AMI, Machines
 
 from ansible_collections.muster.fleet.plugins.module_utils.containers.image import NodeImage
+from ansible_collections.muster.fleet.plugins.module_utils.containers.ssh import make_key
 from ansible_collections.muster.fleet.plugins.module_utils.hardware.catalogue import ec2_interfaces, names
 from localcloud import machines as machines_of_containers
 
@@ -107,6 +111,42 @@ def test_a_root_volume_is_replaced_by_another_images(ec2, machines: Machines) ->
     machines.room = 0
     failed = ec2.create_replace_root_volume_task(InstanceId=other)["ReplaceRootVolumeTask"]
     assert failed["TaskState"] == "failed"
+
+
+def test_a_client_that_asks_again_is_told_of_the_running_task(ec2, machines: Machines, monkeypatch) -> None:
+    """A client asks again when it got no answer, and the first call may still be at work."""
+    one = run(ec2)[0]["InstanceId"]
+    former, told = machines.replace, []
+
+    def replace(*given: object) -> None:
+        again = ec2.create_replace_root_volume_task(InstanceId=one, ClientToken="t")
+        told.append(again["ReplaceRootVolumeTask"]["TaskState"])
+        former(*given)
+
+    monkeypatch.setattr(machines, "replace", replace)
+    task = ec2.create_replace_root_volume_task(InstanceId=one, ClientToken="t")["ReplaceRootVolumeTask"]
+    assert (told, task["TaskState"]) == (["in-progress"], "succeeded")
+
+
+def test_the_keys_of_a_machine_are_never_missing(tmp_path: Path) -> None:
+    """A call beside it writes the fleet's record, for which it reads the host keys of all machines."""
+    locked: list[str] = []
+
+    @contextlib.contextmanager
+    def lock() -> Iterator[None]:
+        locked.append((folder / "ssh_host_ed25519_key.pub").read_text())
+        yield
+        locked.append((folder / "ssh_host_ed25519_key.pub").read_text())
+
+    def start(*_given: object) -> None:
+        assert len(locked) == 2
+
+    folder = tmp_path / "hostkeys/i-1"
+    folder.mkdir(parents=True)
+    make_key(folder / "ssh_host_ed25519_key", "i-1")
+    fleet = SimpleNamespace(fleet=SimpleNamespace(state=tmp_path, lock=lock), start=start)
+    machines_of_containers.Machines.replace(fleet, "i-1", AMI, "", b"")
+    assert locked[0] != locked[1]
 
 
 def test_a_look_at_an_instance_whose_machine_is_being_made_does_no_harm(ec2, client, machines: Machines, monkeypatch) -> None:

@@ -48,6 +48,33 @@ def test_the_program_needs_python_alone(node: Path, call) -> None:
     assert not list((node / "lib").rglob("containers"))
 
 
+def test_a_node_has_a_verdict_before_slurm_asks_for_one(node: Path, call, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the settings in place and no verdict, the prolog would drain the node and requeue a job that starts in that moment."""
+    written = program.replace_file
+
+    def replace_file(path: str, text: str, mode: int = 0o644) -> None:
+        if path == str(node / "health.json"):
+            assert json.loads((node / "state/state.json").read_text())["verdict"]["level"] == "periodic"
+        written(path, text, mode)
+
+    monkeypatch.setattr(program, "replace_file", replace_file)
+    assert "failed" not in call(node_health, state="installed", settings=SETTINGS)
+    assert not list(node.glob("health.json.*"))
+    argv = [sys.executable, "-I", str(node / "muster-health"), "--settings", str(node / "health.json"), "--state", str(node / "state")]
+    prolog = subprocess.run([*argv, "--level", "prolog", "--hook", "prolog"], capture_output=True, text=True, check=False, env={})
+    assert "no periodic run has ended" not in prolog.stdout
+    before = (node / "state/state.json").read_text()
+    call(node_health, state="installed", settings={**SETTINGS, "mounts": ["/gone"]})
+    assert (node / "state/state.json").read_text() == before, "only the first verdict is the module's"
+
+
+def test_settings_wait_for_a_program_that_ends(node: Path, call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_health, "START", "#!/bin/sh\n# %s %s\necho no such thing >&2\nexit 9\n")
+    done = call(node_health, state="installed", settings=SETTINGS)
+    assert done["failed"] and done["msg"].endswith("so no settings were written: no such thing")
+    assert not list(node.glob("health.json*"))
+
+
 def test_settings_that_the_program_would_refuse_are_not_written(node: Path, call) -> None:
     done = call(node_health, state="installed", settings={**SETTINGS, "allow_not_run": ["dirft"]})
     assert done["failed"]

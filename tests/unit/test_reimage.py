@@ -44,7 +44,7 @@ def fleet(served, machines, ec2, tmp_path, monkeypatch) -> SimpleNamespace:
         told.clear()
         return program.main(["compute-[1-2]"])
 
-    return SimpleNamespace(run=run, nodes=nodes, newer=newer, told=told, done=machines.done, machines=machines, came=tmp_path / "told")
+    return SimpleNamespace(run=run, program=program, nodes=nodes, newer=newer, told=told, done=machines.done, machines=machines, came=tmp_path / "told")
 
 
 def replaced(fleet) -> list[tuple[str, object]]:
@@ -85,3 +85,26 @@ def test_an_unknown_node_is_drained_and_the_other_comes_back(fleet) -> None:
     assert [each[0] for each in replaced(fleet)] == [fleet.nodes["compute-1"]]
     assert fleet.told[-1][1] == "NodeName=compute-2"
     assert "names no instance of compute-2; run playbooks/reimage.yml." in fleet.told[-1][3]
+
+
+def test_the_playbook_hears_of_whatever_happens(fleet, monkeypatch) -> None:
+    def broken(*_given: object) -> None:
+        raise KeyError("TaskState")
+
+    monkeypatch.setattr(fleet.program, "reimage", broken)
+    assert fleet.run(fleet.newer) == 1
+    assert (fleet.came / "compute-1").read_text() == "muster:reimage: KeyError: 'TaskState'\n"
+
+
+def test_a_drain_that_fails_is_said_too(fleet, monkeypatch) -> None:
+    fleet.machines.room = 0
+    asked = fleet.program.scontrol
+
+    def scontrol(*argv: str) -> str:
+        if argv[0] == "update":
+            raise fleet.program.ReimageError("scontrol update failed: no")
+        return asked(*argv)
+
+    monkeypatch.setattr(fleet.program, "scontrol", scontrol)
+    assert fleet.run(fleet.newer) == 1
+    assert (fleet.came / "compute-2").read_text().endswith(" It may not be drained: scontrol update failed: no\n")

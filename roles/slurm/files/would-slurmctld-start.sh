@@ -51,7 +51,8 @@ tried=$!
 while kill -0 $tried 2>/dev/null; do
     if grep -q 'Running as primary controller' "$copy/.said"; then
         kill $tried
-        wait $tried # it must not write into the copy while the caller removes it
+        # It must not write into the copy while the caller removes it. The shell says so when it had to be killed.
+        wait $tried 2>/dev/null
         echo 'slurmctld would start'
         exit 0
     fi
