@@ -40,7 +40,8 @@ def main(argv: list[str]) -> int:
                 environment(os.environ)
             images = [] if cluster.alive() else archives(os.environ, trainer=not options.without_trainer)
             started = cluster.up(options.nodes, images, dict(each.split("=", 1) for each in options.label))
-            print(f"# The cluster {options.name} {'is up' if started else 'was up'}, with {options.nodes} nodes.")
+            nodes = "1 node" if options.nodes == 1 else f"{options.nodes} nodes"
+            print(f"# The cluster {options.name} {'is up' if started else 'was up'}, with {nodes}.")
             print(f"export KUBECONFIG={cluster.kubeconfig}")
         elif options.verb == "down":
             print(f"# The cluster {options.name} {'is gone' if cluster.down() else 'was not there'}.")

@@ -82,7 +82,7 @@ if kill -0 "$main" 2>/dev/null; then
   wait "$main" || code=$?
 fi
 [ "$code" = 0 ] || exit "$code"
-# A worker's sshd would keep the node. It ends with code 0 by SIGTERM, and the pod still tells where it ran.
+# A worker's sshd would keep the node. It ends with code 0 by SIGTERM, and the pod still tells where it ran. The call may end with it.
 while read -r host _; do
   ssh -n $options "$host" kill 1 || true
 done < /etc/mpi/hostfile
