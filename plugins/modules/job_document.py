@@ -21,6 +21,13 @@ options:
   launcher:
     description: The launcher of a document that names none. Without it V(slurm).
     type: str
+  home:
+    description:
+      - What lets a rank find the fleet's trainer, a mapping with V(image) or V(venv), V(mounts) and V(env).
+      - A document that has neither image nor venv gets it; its own variables and mounts win.
+    type: dict
+    default: {}
+    version_added: 0.6.0
   target:
     description: Where the job runs, as docs/jobs.md says for each launcher; Slurm needs none.
     type: dict
@@ -93,6 +100,7 @@ def main():
         argument_spec={
             "path": {"type": "path", "required": True},
             "launcher": {"type": "str"},
+            "home": {"type": "dict", "default": {}},
             "target": {"type": "dict", "default": {}},
             "verb": {"type": "str", "default": "run"},
         },
@@ -103,7 +111,7 @@ def main():
     path = os.path.abspath(module.params["path"])
     try:
         with open(path, encoding="utf-8") as file:
-            document = job.load(yaml.safe_load(file.read()), module.params["launcher"])
+            document = job.load(job.at_home(yaml.safe_load(file.read()), module.params["home"]), module.params["launcher"])
         identity = job.identity(document)
         kind = document["launcher"]["kind"]
         target = targets.load(kind, {} if kind == "slurm" else module.params["target"])

@@ -20,7 +20,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from . import adding, bake, converge, exporters, hosts, peers, render, stack, table, trainer
+from . import adding, bake, converge, exporters, hosts, peers, render, stack, table, targets, trainer
 from .fleets import ROOT
 
 PAGE = ROOT / "docs/performance.md"
@@ -46,13 +46,14 @@ PARTS: dict[str, Callable[[Path], list[table.Row]]] = {
     "memory": trainer.memory,
     "scaling": trainer.scaling,
     "exporters": exporters.rows,
+    "targets": targets.rows,
     "inventory": inventory,
     "stack": stack.rows,
     "bake": bake.rows,
     "bake_gpu": bake.rows_gpu,
 }
 # They take too long for every run.
-NAMED_ONLY = ("hosts", "stack", "bake", "bake_gpu")
+NAMED_ONLY = ("hosts", "targets", "stack", "bake", "bake_gpu")
 
 
 def main(wanted: list[str]) -> int:

@@ -95,19 +95,27 @@ class Site:
             "image": trainer_image(),
         }
 
-    def start(self, name: str, **variables: Any) -> subprocess.Popen[str]:
-        given = {"muster_fleet": NAME, "muster_training": TRAINING, **variables}
-        inventory = ROOT / "inventory/local_kubernetes"
-        argv = [str(ROOT / ".venv/bin/ansible-playbook"), "-i", str(inventory), str(ROOT / name), "-e", json.dumps(given)]
+    def begin(self, name: str, *options: str) -> subprocess.Popen[str]:
+        argv = [str(ROOT / ".venv/bin/ansible-playbook"), str(ROOT / name), *options]
         env = {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "PWD": str(self.folder), "LC_ALL": "C.UTF-8"}
         process = subprocess.Popen(argv, cwd=self.folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         self.begun.append(process)
         return process
 
-    def playbook(self, name: str, **variables: Any) -> subprocess.CompletedProcess[str]:
-        process = self.start(name, **variables)
+    def options(self, variables: dict[str, Any]) -> list[str]:
+        given = {"muster_fleet": NAME, "muster_training": TRAINING, **variables}
+        return ["-i", str(ROOT / "inventory/local_kubernetes"), "-e", json.dumps(given)]
+
+    def start(self, name: str, **variables: Any) -> subprocess.Popen[str]:
+        return self.begin(name, *self.options(variables))
+
+    def plain(self, name: str, *options: str) -> subprocess.CompletedProcess[str]:
+        process = self.begin(name, *options)
         said, _nothing = process.communicate()
         return subprocess.CompletedProcess(process.args, process.returncode, said)
+
+    def playbook(self, name: str, **variables: Any) -> subprocess.CompletedProcess[str]:
+        return self.plain(name, *self.options(variables))
 
     def report(self) -> dict[str, Any]:
         return json.loads((self.run_folder() / "report.json").read_text())
@@ -302,6 +310,60 @@ def test_a_killed_worker_resumes_with_the_losses_of_an_undisturbed_run(site: Sit
     [training] = site.report()["training"]
     assert training["resumes"] >= 1
     assert losses(disturbed) == pytest.approx(losses(undisturbed), abs=1e-5)
+
+
+# What a person could write: neither launcher nor environment is named. The first rank makes the data.
+SAME = {
+    "nodes": 2,
+    "time_limit": 10,
+    "command": [
+        "bash",
+        "-c",
+        'data=$MUSTER_JOB_DIR/data; if [ "$RANK" = 0 ]; then python -m trainer prepare-data --out "$data" --tokens 100000; fi; '
+        'until [ -e "$data/index.json" ]; do sleep 1; done; exec "$@" --dataset_path "$data" --checkpoint_dir "$MUSTER_JOB_DIR/checkpoints"',
+        "same",
+        *["python", "-m", "trainer", "train", "--model", "tiny", "--train_batch_size", "2", "--max_steps", "20", "--backend", "gloo"],
+    ],
+}
+BOTH = """\
+- import_playbook: %(root)s/playbooks/job.yml
+  vars: {job: same-slurm.yml}
+- import_playbook: %(root)s/playbooks/job.yml
+  vars: {job: same-kubernetes.yml, muster_launcher: pytorchjob, muster_target: %(target)s, kubernetes_trainer_mounts: %(mounts)s}
+"""
+
+
+@pytest.fixture
+def slurm(site: Site) -> Iterator[list[str]]:
+    """The options of ansible-playbook for a local fleet with Slurm beside the cluster."""
+    given = {"muster_fleet": "kube-slurm", "muster_components": ["common", "slurm", "trainer"], "common_ca_certificates": []}
+    options = ["-i", str(ROOT / "inventory/local"), "-e", json.dumps(given)]
+    try:
+        for playbook in ("local_up", "provision"):
+            ended = site.plain(f"playbooks/{playbook}.yml", *options)
+            assert ended.returncode == 0, ended.stdout[-4000:]
+        yield options
+    finally:
+        ended = site.plain("playbooks/local_down.yml", *options)
+        assert ended.returncode == 0, ended.stdout[-4000:]
+
+
+def test_a_document_trains_alike_under_slurm_and_on_kubernetes(site: Site, slurm: list[str]) -> None:
+    for where in ("slurm", "kubernetes"):
+        (site.folder / f"same-{where}.yml").write_text(yaml.safe_dump({"name": f"same-{where}", **SAME}))
+    mounts = [f"{cache_dir(os.environ)}/shared:/var/cache/muster:ro"]
+    both = site.folder / "both.yml"
+    both.write_text(BOTH % {"root": ROOT, "target": json.dumps(site.target), "mounts": json.dumps(mounts)})
+    ended = site.plain(str(both), *slurm)
+    assert ended.returncode == 0, ended.stdout[-6000:]
+    run = max((site.folder / "runs/kube-slurm").glob("2*"), key=lambda path: path.name)
+    jobs = {job["name"]: job for job in json.loads((run / "report.json").read_text())["jobs"]}
+    assert {name: (job["state"], job["nodes"]) for name, job in jobs.items()} == dict.fromkeys(("same-slurm", "same-kubernetes"), ("completed", 2))
+    found = {name: re.findall(r"Batch (\d+) Loss: ([\d.]+)", (run / "jobs" / name / "output.txt").read_text()) for name in jobs}
+    assert [step for step, _loss in found["same-slurm"]] == [str(step) for step in range(20)]
+    assert [float(loss) for _step, loss in found["same-slurm"]] == pytest.approx(
+        [float(loss) for _step, loss in found["same-kubernetes"]], abs=1e-5
+    )
 
 
 def test_the_api_server_may_be_gone_for_half_a_minute(site: Site) -> None:

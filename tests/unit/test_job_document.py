@@ -42,3 +42,31 @@ def test_what_is_no_document_is_refused_by_one_sentence(call, tmp_path: Path, te
     assert str(path) in result["msg"]
     assert said in result["msg"]
     assert "\n" not in result["msg"]
+
+
+HOME = {"venv": "/opt/venv", "env": {"PYTHONPATH": "/fsx/trainer", "A": "home"}}
+
+
+def test_a_document_without_an_environment_gets_that_of_the_trainer(call, tmp_path: Path) -> None:
+    path = tmp_path / "hello.yml"
+    path.write_text(HELLO + "env: {A: mine}\n")
+    document = call(module, path=str(path), home=HOME)["document"]
+    assert (document["venv"], document["env"]) == ("/opt/venv", {"PYTHONPATH": "/fsx/trainer", "A": "mine"})
+    pods = {"image": "trainer:1", "mounts": ["/a:/b:ro"]}
+    document = call(module, path=str(path), home=pods, launcher="jobset")["document"]
+    assert (document["image"], document["venv"], document["mounts"], document["env"]) == ("trainer:1", "", ["/a:/b:ro"], {"A": "mine"})
+    path.write_text(HELLO + "mounts: [/c:/d]\n")
+    assert call(module, path=str(path), home=pods, launcher="jobset")["document"]["mounts"] == ["/c:/d"]
+
+
+@pytest.mark.parametrize("own", ["image: mine:1\n", "venv: /mine\n"])
+def test_a_document_with_an_environment_keeps_it(call, tmp_path: Path, own: str) -> None:
+    path = tmp_path / "hello.yml"
+    path.write_text(HELLO + own)
+    assert call(module, path=str(path), home=HOME)["document"] == call(module, path=str(path))["document"]
+
+
+def test_variables_that_are_no_mapping_are_refused_all_the_same(call, tmp_path: Path) -> None:
+    path = tmp_path / "hello.yml"
+    path.write_text(HELLO + "env: [A]\n")
+    assert "env must be a mapping" in call(module, path=str(path), home=HOME)["msg"]

@@ -256,6 +256,17 @@ def load(data, kind=None):
     return job
 
 
+def at_home(data, home):
+    """`data` with the fields of `home`, {image, venv, mounts, env}, when it has neither image nor venv: there its ranks find the trainer.
+
+    Its own variables win. What is no document, or has no variables where they belong, is left to load().
+    """
+    if not isinstance(data, dict) or data.get("image") or data.get("venv") or not isinstance(data.get("env") or {}, dict):
+        return data
+    own = {field: data[field] for field in ("mounts",) if data.get(field)}
+    return {**data, **home, **own, "env": {**home.get("env", {}), **(data.get("env") or {})}}
+
+
 def check_kind(kind, where):
     """Refuse a launcher that does not exist; where: what names it, for the JobError."""
     if kind not in LAUNCHERS:
