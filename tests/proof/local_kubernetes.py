@@ -320,7 +320,7 @@ SAME = {
         "bash",
         "-c",
         'data=$MUSTER_JOB_DIR/data; if [ "$RANK" = 0 ]; then python -m trainer prepare-data --out "$data" --tokens 100000; fi; '
-        'until [ -e "$data/index.json" ]; do sleep 1; done; exec "$@" --dataset_path "$data" --checkpoint_dir "$MUSTER_JOB_DIR/checkpoints"',
+        'until [ -e "$data/index.json" ]; do sleep 1; done; exec "$@" --dataset_path "$data" --checkpoint_dir "$MUSTER_JOB_DIR/ck"',
         "same",
         *["python", "-m", "trainer", "train", "--model", "tiny", "--train_batch_size", "2", "--max_steps", "20", "--backend", "gloo"],
     ],
@@ -358,7 +358,8 @@ def test_a_document_trains_alike_under_slurm_and_on_kubernetes(site: Site, slurm
     assert ended.returncode == 0, ended.stdout[-6000:]
     run = max((site.folder / "runs/kube-slurm").glob("2*"), key=lambda path: path.name)
     jobs = {job["name"]: job for job in json.loads((run / "report.json").read_text())["jobs"]}
-    assert {name: (job["state"], job["nodes"]) for name, job in jobs.items()} == dict.fromkeys(("same-slurm", "same-kubernetes"), ("completed", 2))
+    ended_on_both = dict.fromkeys(("same-slurm", "same-kubernetes"), ("completed", 2))
+    assert {name: (job["state"], job["nodes"]) for name, job in jobs.items()} == ended_on_both
     found = {name: re.findall(r"Batch (\d+) Loss: ([\d.]+)", (run / "jobs" / name / "output.txt").read_text()) for name in jobs}
     assert [step for step, _loss in found["same-slurm"]] == [str(step) for step in range(20)]
     assert [float(loss) for _step, loss in found["same-slurm"]] == pytest.approx(
