@@ -44,7 +44,8 @@ def fleet(served, machines, ec2, tmp_path, monkeypatch) -> SimpleNamespace:
         told.clear()
         return program.main(["compute-[1-2]"])
 
-    return SimpleNamespace(run=run, program=program, nodes=nodes, newer=newer, told=told, done=machines.done, machines=machines, came=tmp_path / "told")
+    came = tmp_path / "told"
+    return SimpleNamespace(run=run, program=program, nodes=nodes, newer=newer, told=told, done=machines.done, machines=machines, came=came)
 
 
 def replaced(fleet) -> list[tuple[str, object]]:
