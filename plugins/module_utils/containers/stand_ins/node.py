@@ -18,7 +18,7 @@ SELF = "muster-rehearsal"
 # Majors that Linux keeps for local and experimental use: no driver answers, also on a machine with a real GPU or InfiniBand.
 MAJORS = {"nvidia": 60, "infiniband": 61, "neuron": 62, "nvidia-uvm": 63, "nvidia-caps": 120, "nvidia-nvswitch": 121}
 # Versions where the node's manifest has none.
-VERSIONS = {"nvidia_driver": "595.84", "cuda": "13.2", "dcgm": "4.5.2", "nccl": "2.28.9", "nccl_tests": "2.19.6", "neuron": "2.29.18.0"}
+VERSIONS = {"nvidia_driver": "595.84", "cuda": "13.2", "dcgm": "4.5.2", "nccl": "2.28.9", "nccl_tests": "2.19.6", "neuron": "2.30.2.0"}
 # What a fault may have besides its name: of what kind its index is, and other keys with their types.
 KINDS: dict = {
     "gpu_lost": ("gpus", {}),  # the driver lost it, the PCI bus still has it
