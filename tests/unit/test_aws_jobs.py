@@ -192,7 +192,8 @@ def described(status: str, nodes: list[dict] | None = None, **more: Any) -> Any:
     """DescribeJobs' answers for a job `7` and its nodes."""
     main = {"jobId": "7", "status": status, "createdAt": 1795260615000, "attempts": [], **more}
     children = {
-        f"7#{number}": {"jobId": f"7#{number}", "status": status, "container": {}, **node} for number, node in enumerate(nodes or [])
+        f"7#{number}": {"jobId": f"7#{number}", "status": status, "container": {}, "startedAt": 1795260630000, **node}
+        for number, node in enumerate(nodes or [])
     }
     return lambda wanted: {"jobs": [{"7": main, **children}[each] for each in wanted["jobs"] if each in {"7", *children}]}
 
