@@ -79,7 +79,10 @@ if [ "$node" != "${AWS_BATCH_JOB_MAIN_NODE_INDEX:-0}" ]; then
 fi
 echo "$own" >"$hosts/$node"
 while [ "$(find "$hosts" -type f -size +0 | wc -l)" -lt "$nodes" ]; do
-  if late; then fail "only $(find "$hosts" -type f | wc -l) of $nodes nodes have reported"; fi
+  if late; then
+    for index in $(seq 0 $((nodes - 1))); do [ -s "$hosts/$index" ] || missing="${missing:-} $index"; done
+    fail "node${missing:-} did not report within ${MUSTER_WAIT:-900} s"
+  fi
   sleep 1
 done
 for index in $(seq 0 $((nodes - 1))); do echo "$(cat "$hosts/$index") slots=$MUSTER_PROCS_PER_NODE"; done >"$hosts.txt"
