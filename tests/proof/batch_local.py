@@ -100,7 +100,7 @@ class Site:
             {"name": name, "value": value} for name, value in wanted.pop("environment").items()
         ]}}]}  # fmt: skip
         job_id = self.batch.submit_job(
-            jobName="mpi", jobQueue=QUEUE, jobDefinition=f"{QUEUE}-{KIND}", nodeOverrides={**overrides, **wanted}, retryStrategy={"attempts": 1}
+            jobName="mpi", jobQueue=QUEUE, jobDefinition=f"{QUEUE}-multi", nodeOverrides={**overrides, **wanted}, retryStrategy={"attempts": 1}
         )["jobId"]
         return until(lambda: next((each for each in self.batch.describe_jobs(jobs=[job_id])["jobs"] if "stoppedAt" in each), None), 120)
 
@@ -122,8 +122,9 @@ def said(ended: tuple[str, int]) -> str:
 
 
 def passed(ended: tuple[str, int]) -> str:
+    """What a playbook printed, without the line breaks of its callback."""
     assert ended[1] == 0, ended[0][-5000:]
-    return ended[0]
+    return " ".join(ended[0].split())
 
 
 def load_image(engine: Engine) -> None:
@@ -188,7 +189,7 @@ def test_two_nodes_train_and_the_result_is_stored(site: Site) -> None:
     assert (site.result("train")["stored"], site.result("train")["job_id"]) == (True, first["job_id"])
     [listed] = site.batch.list_jobs(jobQueue=QUEUE, filters=[{"name": "JOB_NAME", "values": ["muster-train*"]}])["jobSummaryList"]
     assert (listed["jobId"], listed["status"]) == (first["job_id"], "SUCCEEDED")
-    assert "COMPLETED, loss" in passed(site.job("train", "result"))
+    assert re.search(r"train \(.*\): COMPLETED, .*loss", passed(site.job("train", "result")))
 
 
 def test_the_exit_status_of_a_rank_is_that_of_the_job(site: Site) -> None:
@@ -203,7 +204,7 @@ def test_a_worker_that_never_comes_ends_the_job_within_its_limit(site: Site, fau
     began = time.monotonic()
     sentence = said(site.job("lost", command=["python", "-c", MEETS], nodes=3, time_limit=1))
     assert re.search(r"ended TIMEOUT \(Job attempt duration exceeded timeout; node 1 never started\)", sentence), sentence
-    assert 60 <= time.monotonic() - began < 110
+    assert 60 <= time.monotonic() - began < 150
     assert [each["status"] for each in site.nodes(site.result("lost")["job_id"])] == ["FAILED"] * 3
 
 
@@ -217,7 +218,7 @@ def test_a_job_is_stopped_with_all_its_nodes(site: Site) -> None:
 
 
 def test_a_failed_attempt_is_repeated(site: Site) -> None:
-    once = 'mkdir "$MUSTER_JOB_DIR" && exit 3; echo attempt "$AWS_BATCH_JOB_ATTEMPT"'
+    once = 'mkdir "$MUSTER_JOB_DIR" 2>/dev/null && exit 3; echo attempt "$AWS_BATCH_JOB_ATTEMPT"'
     passed(site.job("again", command=["bash", "-c", once], retries=1))
     assert (site.result("again")["state"], site.result("again")["restarts"]) == ("COMPLETED", 1)
     assert site.kept("again").strip() == "attempt 2"
@@ -227,12 +228,13 @@ def test_a_failed_attempt_is_repeated(site: Site) -> None:
     ("fields", "sentence"),
     [
         ({"command": ["ssh-add", "Ref::key"]}, "has the placeholder Ref::key, which Batch would not replace; write its value."),
-        ({"command": ["true"], "image": "localhost/muster-none:1"}, "node 1 never started; CannotPullContainerError: localhost/muster-none:1"),
+        ({"command": ["true"], "image": "localhost/muster-none:1"}, "node 0, 1 never started; CannotPullContainerError: localhost/muster-none:1"),
         ({"command": ["true"], "nodes": 17}, "cannot start and was cancelled: Batch says MISCONFIGURATION:JOB_RESOURCE_REQUIREMENT"),
     ],
 )
 def test_what_cannot_run_is_refused_or_ended_by_one_sentence(site: Site, fields: dict[str, Any], sentence: str) -> None:
-    assert sentence in said(site.job("wrong", **{"nodes": 2, **fields}))
+    said, code = site.job("wrong", **{"nodes": 2, **fields})
+    assert code != 0 and sentence in " ".join(said.split()), said[-3000:]
 
 
 def test_the_definition_of_the_stack_runs_mpi_on_as_many_nodes_as_the_job_says(site: Site, fault) -> None:
