@@ -37,8 +37,8 @@ EXITED = "Essential container in task exited"
 NOT_STARTED = "Task failed to start"
 TIMED_OUT = "Job attempt duration exceeded timeout"
 TOO_LARGE = (
-    "MISCONFIGURATION:JOB_RESOURCE_REQUIREMENT - The job resource requirement (vCPU/memory/GPU) is higher than that can be met by the CE(s) "
-    "attached to the job queue."
+    "MISCONFIGURATION:JOB_RESOURCE_REQUIREMENT - The job resource requirement (vCPU/memory/GPU) is higher than that can be met by "
+    "the CE(s) attached to the job queue."
 )
 NO_ROOM = "CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY - This machine has no memory for the nodes of the job."
 # What SubmitJob asked for and moto does not keep.
@@ -113,12 +113,13 @@ def replaced(command: list[str], parameters: dict[str, str]) -> tuple[str, ...]:
     return tuple(re.sub(r"Ref::(\w+)", lambda found: str(parameters.get(found[1], found[0])), word) for word in command)
 
 
-def variables(job_id: str, attempt: int, queue: str, environment: str, index: int | None, count: int, main: int, address: str) -> dict:
-    """What AWS tells a container. index: that of the node, or None for a job of one container; address: that of the main node."""
-    out = {"AWS_BATCH_JOB_ID": job_id, "AWS_BATCH_JOB_ATTEMPT": str(attempt), "AWS_BATCH_JQ_NAME": queue, "AWS_BATCH_CE_NAME": environment}
+def variables(job: dict[str, str], index: int | None, count: int, main: int, address: str) -> dict[str, str]:
+    """What AWS tells a container. job: what it tells each of them, as JOB_ID; index: that of the node, or None for a job of one container;
+    address: that of the main node."""
+    out = {f"AWS_BATCH_{name}": value for name, value in job.items()}
     if index is None:
         return out
-    out |= {"AWS_BATCH_JOB_ID": f"{job_id}#{index}", "AWS_BATCH_JOB_NODE_INDEX": str(index), "AWS_BATCH_JOB_NUM_NODES": str(count)}
+    out |= {"AWS_BATCH_JOB_ID": f"{job['JOB_ID']}#{index}", "AWS_BATCH_JOB_NODE_INDEX": str(index), "AWS_BATCH_JOB_NUM_NODES": str(count)}
     out["AWS_BATCH_JOB_MAIN_NODE_INDEX"] = str(main)
     # The main node does not get its own address.
     return out | ({"AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS": address} if index != main else {})
@@ -164,9 +165,8 @@ class Node:
         self.status = "STARTING"
         job, spec, machines = self.job, self.spec, CLOUD["machines"]
         environments = [each.name for each in job.job_queue.environments] or [""]
-        where = variables(
-            job.job_id, self.attempt, job.job_queue.name, environments[0], self.index, len(job.specs), self.main, address  # type: ignore[attr-defined]
-        )
+        about = {"JOB_ID": job.job_id, "JOB_ATTEMPT": str(self.attempt), "JQ_NAME": job.job_queue.name, "CE_NAME": environments[0]}
+        where = variables(about, self.index, len(job.specs), self.main, address)  # type: ignore[attr-defined]
         sources = {each["name"]: each.get("host", {}).get("sourcePath", "") for each in spec.get("volumes", ())}
         memory = min(MOST_MIB, int(resource(spec, "MEMORY", 512)))
         try:
@@ -287,8 +287,8 @@ def run(job: Job) -> None:
 def wait_for_room(job: Job) -> bool:
     """Wait until this machine has room for the job; False when it was ended meanwhile."""
     specs = job.specs  # type: ignore[attr-defined]
-    most = sum(int((each.compute_resources or {}).get("maxvCpus") or 0) for each in job.job_queue.environments)
     while not job.stop:
+        most = sum(int((each.compute_resources or {}).get("maxvCpus") or 0) for each in job.job_queue.environments)
         if most and sum(resource(each, "VCPU", 1) for each in specs) > most:
             job.job_stopped_reason = TOO_LARGE
         elif sum(min(MOST_MIB, int(resource(each, "MEMORY", 512))) for each in specs) > CLOUD["machines"].room_mib():

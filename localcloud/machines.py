@@ -18,7 +18,7 @@ from ansible_collections.muster.fleet.plugins.module_utils.containers.plan impor
 from ansible_collections.muster.fleet.plugins.module_utils.containers.state import write_private
 from ansible_collections.muster.fleet.plugins.module_utils.containers.systemd import learn_to_start, recall
 from ansible_collections.muster.fleet.plugins.module_utils.paths import cache_dir, state_dir
-from localcloud.tasks import Running, Task, arguments, env_text
+from localcloud.tasks import Place, Running, Task, env_text
 
 LOST_SECONDS = 10
 # What cloud-init does at the first boot of an instance: it makes the default user with the key, and runs the user data.
@@ -142,14 +142,11 @@ class Machines:
             image = NodeImage()
             ensure_image(engine, image, self.fleet.cache)
             learn_to_start(engine, image.name, self.fleet.cache)
-        container, address = self.fleet.container_name(task.name), self._address(task.name, self.gateway())
+        address = self._address(task.name, self.gateway())
         env_file = self.fleet.state / "tasks" / task.name
         env_file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         write_private(env_file, env_text(task.env).encode())
-        labels = {"muster.fleet": self.fleet.name, "muster.node": task.name}
-        argv = arguments(task, container, self.fleet.network, address, labels, str(env_file))
-        limits = [f"--ulimit={name}={value}:{value}" for name, value in engine.ulimits.items()]
-        return Running(engine, task, container, [argv[0], *limits, *argv[1:]], env_file, address)
+        return Running(engine, task, Place(self.fleet.container_name(task.name), self.fleet.network, address, self.fleet.name, env_file))
 
     def end_task(self, running: Running) -> None:
         """Remove the container of a task that has ended, and give its address back."""

@@ -36,6 +36,17 @@ class Task:
 
 
 @dataclasses.dataclass(frozen=True)
+class Place:
+    """Where a task runs: the names of its container and network, its address, the cloud that it is of, and the file with its variables."""
+
+    container: str
+    network: str
+    address: str
+    cloud: str
+    env_file: Path
+
+
+@dataclasses.dataclass(frozen=True)
 class Ended:
     """How a task ended. code is None when its container never ran; `reason` says then why, as AWS does."""
 
@@ -43,23 +54,25 @@ class Ended:
     reason: str = ""
 
 
-def arguments(task: Task, container: str, network: str, address: str, labels: Mapping[str, str], env_file: str) -> list[str]:
+def arguments(task: Task, place: Place, ulimits: Mapping[str, int]) -> list[str]:
     """The engine's arguments that run a task. Values are not among them, because every user of the machine reads a command line."""
     return [
         "run",
         "--pull=never",
-        f"--name={container}",
+        f"--name={place.container}",
         f"--hostname={task.name}",
-        f"--network={network}",
-        f"--ip={address}",
+        f"--network={place.network}",
+        f"--ip={place.address}",
+        *(f"--ulimit={name}={value}:{value}" for name, value in ulimits.items()),
         f"--cpus={task.cpus:g}",
         f"--memory={task.memory_mib}m",
         f"--memory-swap={task.memory_mib}m",
         f"--shm-size={task.shm_mib}m",
-        f"--env-file={env_file}",
+        f"--env-file={place.env_file}",
         *(f"--env={name}" for name, value in task.env.items() if "\n" in value),
         *(f"--volume={source}:{at}{':ro' if read_only else ''}" for source, at, read_only in task.mounts),
-        *(f"--label={name}={value}" for name, value in labels.items()),
+        f"--label=muster.fleet={place.cloud}",
+        f"--label=muster.node={task.name}",
         task.image,
         *task.command,
     ]
@@ -81,16 +94,22 @@ def failure(said: str) -> str:
 class Running:
     """A task whose container was started. Its output is read from `lines` as it comes."""
 
-    def __init__(self, engine: Engine, task: Task, container: str, argv: list[str], env_file: Path, address: str) -> None:
-        self._engine, self._container, self._env_file = engine, container, env_file
-        self.task, self.address = task, address
+    def __init__(self, engine: Engine, task: Task, place: Place) -> None:
+        self._engine, self._container, self._env_file = engine, place.container, place.env_file
+        self.task, self.address = task, place.address
         self.lines: queue.SimpleQueue[str] = queue.SimpleQueue()
         several = {name: value for name, value in task.env.items() if "\n" in value}
         # The engine stays attached to the container, so its output comes as it is written.
         self._process = subprocess.Popen(
-            engine.argv(*argv), env={**os.environ, "LC_ALL": "C", **several}, cwd="/", stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
-        )  # fmt: skip
+            engine.argv(*arguments(task, place, engine.ulimits)),
+            env={**os.environ, "LC_ALL": "C", **several},
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
@@ -108,7 +127,8 @@ class Running:
     def running(self) -> bool:
         """Whether the container has started; it may have ended since then."""
         state = self._state()
-        return state.get("Status") not in (None, "created", "initialized") and not str(state.get("StartedAt", NO_TIME)).startswith(NO_TIME)
+        started = str(state.get("StartedAt", NO_TIME))
+        return state.get("Status") not in (None, "created", "initialized") and not started.startswith(NO_TIME)
 
     def ended(self) -> Ended | None:
         """How the task ended, or None while it runs."""

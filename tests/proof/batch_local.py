@@ -3,7 +3,7 @@
 """A proof: job.yml runs multi-node jobs on the local cloud's Batch, whose nodes are containers. cloud.yml makes the queue, torchrun starts
 the ranks, and the ranks and their hosts are counted in the logs of the nodes.
 
-Run by `make proofs`, or `pytest --engine tests/proof/batch_local.py`; about four minutes on two cores.
+Run by `make proofs`, or `pytest --engine tests/proof/batch_local.py`; about eight minutes on two cores.
 """
 
 from __future__ import annotations
@@ -96,12 +96,10 @@ class Site:
 
     def submitted(self, **wanted: Any) -> dict[str, Any]:
         """A job of the definition that cloud.yml made, as Batch describes it once it is over."""
-        overrides = {"nodePropertyOverrides": [{"targetNodes": "0:", "containerOverrides": {"environment": [
-            {"name": name, "value": value} for name, value in wanted.pop("environment").items()
-        ]}}]}  # fmt: skip
-        job_id = self.batch.submit_job(
-            jobName="mpi", jobQueue=QUEUE, jobDefinition=f"{QUEUE}-multi", nodeOverrides={**overrides, **wanted}, retryStrategy={"attempts": 1}
-        )["jobId"]
+        environment = [{"name": name, "value": value} for name, value in wanted.pop("environment").items()]
+        overrides = {"nodePropertyOverrides": [{"targetNodes": "0:", "containerOverrides": {"environment": environment}}], **wanted}
+        names = {"jobName": "mpi", "jobQueue": QUEUE, "jobDefinition": f"{QUEUE}-multi"}
+        job_id = self.batch.submit_job(**names, nodeOverrides=overrides, retryStrategy={"attempts": 1})["jobId"]
         return until(lambda: next((each for each in self.batch.describe_jobs(jobs=[job_id])["jobs"] if "stoppedAt" in each), None), 120)
 
 
@@ -228,7 +226,10 @@ def test_a_failed_attempt_is_repeated(site: Site) -> None:
     ("fields", "sentence"),
     [
         ({"command": ["ssh-add", "Ref::key"]}, "has the placeholder Ref::key, which Batch would not replace; write its value."),
-        ({"command": ["true"], "image": "localhost/muster-none:1"}, "node 0, 1 never started; CannotPullContainerError: localhost/muster-none:1"),
+        (
+            {"command": ["true"], "image": "localhost/muster-none:1"},
+            "node 0, 1 never started; CannotPullContainerError: localhost/muster-none:1",
+        ),
         ({"command": ["true"], "nodes": 17}, "cannot start and was cancelled: Batch says MISCONFIGURATION:JOB_RESOURCE_REQUIREMENT"),
     ],
 )
@@ -260,6 +261,6 @@ def test_the_definition_of_the_stack_runs_mpi_on_as_many_nodes_as_the_job_says(s
     assert (ended["status"], "muster: node 1 did not report within 6 s" in site.printed(ended["jobId"])) == ("FAILED", True)
 
     site.cloud.client("secretsmanager").put_secret_value(SecretId=secret, SecretString=PLACEHOLDER)
-    ended = site.submitted(numNodes=1 + 1, environment=mpi)
-    assert [each["container"].get("exitCode") for each in site.nodes(ended["jobId"])][0] == 69
+    ended = site.submitted(numNodes=2, environment=mpi)
+    assert site.nodes(ended["jobId"])[0]["container"]["exitCode"] == 69
     assert any("the secret of the stack holds no private key" in line for line in site.printed(ended["jobId"]))
