@@ -298,6 +298,13 @@ def test_a_batch_job_that_cannot_start_is_ended_and_says_why(tmp_path: Path, rea
     assert region.count("TerminateJob") == 1
 
 
+def test_a_compute_environment_need_not_say_that_it_is_enabled(tmp_path: Path) -> None:
+    environment = {"computeEnvironmentName": "nodes", "status": "VALID"}
+    jobs_of = [described("RUNNABLE"), described("RUNNABLE"), described("SUCCEEDED", **STARTED)]
+    region = batch_region(DescribeComputeEnvironments=[{"computeEnvironments": [environment]}], DescribeJobs=jobs_of)
+    assert bring(service("batch", region, tmp_path))[1]["state"] == "COMPLETED"
+
+
 def test_a_batch_job_that_waits_for_capacity_is_left_in_the_queue(tmp_path: Path) -> None:
     region = batch_region(DescribeJobs=[described("RUNNABLE", statusReason="CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY - none")])
     with pytest.raises(jobs.RunError, match=r"not over after 200 s: Batch says PENDING \(CAPACITY:INSUFFICIENT.*it goes on"):

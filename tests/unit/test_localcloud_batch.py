@@ -212,7 +212,8 @@ def test_a_job_ends_with_its_main_node(api, started, client) -> None:
     started["1-0"].lines.put("")
     started["1-0"].now = Ended(0)
     assert job.ended()["status"] == "SUCCEEDED"
-    assert "container" not in job.look()
+    api.terminate_job(jobId=job.id, reason="too late")
+    assert job.look()["statusReason"] == batch.EXITED and not {"container", "isTerminated"} & set(job.look())
     assert [job.look(node)["container"]["exitCode"] for node in (0, 1)] == [0, 143]
     listed = api.list_jobs(multiNodeJobId=job.id)["jobSummaryList"]
     assert [(each["jobId"], each["nodeProperties"]["isMainNode"]) for each in listed] == [(f"{job.id}#0", True), (f"{job.id}#1", False)]
