@@ -97,6 +97,8 @@ class Cloud:
         return self
 
     def __exit__(self, *_: object) -> None:
+        # A job that is tried again must not start containers behind the cleaner.
+        self._machines.closed = True
         for server, thread in zip(self._servers, self._threads, strict=True):
             server.shutdown()
             server.server_close()

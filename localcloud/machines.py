@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from ansible_collections.muster.fleet.plugins.module_utils.containers.engine import Engine, Finished, find_engine
+from ansible_collections.muster.fleet.plugins.module_utils.containers.engine import Engine, Finished, NodeContainerError, find_engine
 from ansible_collections.muster.fleet.plugins.module_utils.containers.fleet import Fleet, available_memory_mib
 from ansible_collections.muster.fleet.plugins.module_utils.containers.image import NodeImage, ensure_image
 from ansible_collections.muster.fleet.plugins.module_utils.containers.plan import Node
@@ -44,6 +44,7 @@ class Machines:
         self._killed: set[str] = set()
         self._addresses: dict[str, str] = {}
         self._lock = threading.Lock()
+        self.closed = False  # the cloud ends, and its containers are being removed
 
     def gateway(self) -> str:
         """This machine's address on the machines' network, which is created if need be."""
@@ -137,6 +138,8 @@ class Machines:
 
     def run_task(self, task: Task) -> Running:
         """Start a task in a container of its own. end_task() removes it."""
+        if self.closed:
+            raise NodeContainerError(f"The local cloud {self.fleet.name} ends, so {task.name} was not started.")
         engine = self.fleet.engine
         if not recall(engine, self.fleet.cache):
             image = NodeImage()

@@ -35,9 +35,10 @@ IMAGE = f"localhost/{NAME}:1"
 NETWORK = "sagemaker-local"  # local mode calls it so
 # Local mode knows channels, but no mounts: the environment with torch is a channel, which the image has where its programs expect it.
 SHARED = "/opt/ml/input/data/shared"
+# Each line is one write, because the ranks of a host share its output.
 SUM = (
-    "import os, torch, torch.distributed as d; d.init_process_group('gloo'); t = torch.ones(1); d.all_reduce(t); "
-    "print('rank', d.get_rank(), 'of', d.get_world_size(), 'on', os.uname().nodename, 'sum', int(t), flush=True); d.barrier()"
+    "import os, sys, torch, torch.distributed as d; d.init_process_group('gloo'); t = torch.ones(1); d.all_reduce(t); "
+    "r, n, h = d.get_rank(), d.get_world_size(), os.uname().nodename; sys.stdout.write(f'rank {r} of {n} on {h} sum {int(t)}\\n'); d.barrier()"
 )
 FAIL = "import os, sys; print('no data on', os.environ['RANK'], flush=True); sys.exit(9)"
 

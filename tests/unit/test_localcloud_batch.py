@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 from local_cloud_api import client, fault, machines, served
-from moto.batch.models import batch_backends
 
+import localcloud.cloud  # noqa: F401 - before moto, whose AMIs it replaces
 from localcloud import batch, tasks
 from localcloud.tasks import Ended, Task
 
@@ -267,6 +267,8 @@ def test_an_attempt_that_takes_too_long_is_the_last(api, started, monkeypatch: p
 
 
 def test_a_job_that_no_environment_can_hold_waits_and_says_so(api, started, machines, monkeypatch: pytest.MonkeyPatch) -> None:
+    from moto.batch.models import batch_backends
+
     monkeypatch.setattr(machines, "room_mib", lambda: 10, raising=False)
     job = Submitted(api)
     until(lambda: job.look().get("statusReason") == batch.NO_ROOM)
