@@ -38,7 +38,8 @@ SHARED = "/opt/ml/input/data/shared"
 # Each line is one write, because the ranks of a host share its output.
 SUM = (
     "import os, sys, torch, torch.distributed as d; d.init_process_group('gloo'); t = torch.ones(1); d.all_reduce(t); "
-    "r, n, h = d.get_rank(), d.get_world_size(), os.uname().nodename; sys.stdout.write(f'rank {r} of {n} on {h} sum {int(t)}\\n'); d.barrier()"
+    "r, n, h = d.get_rank(), d.get_world_size(), os.uname().nodename; "
+    "sys.stdout.write(f'rank {r} of {n} on {h} sum {int(t)}\\n'); d.barrier()"
 )
 FAIL = "import os, sys; print('no data on', os.environ['RANK'], flush=True); sys.exit(9)"
 
