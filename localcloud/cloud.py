@@ -30,7 +30,7 @@ from moto.moto_server import werkzeug_app
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
 from werkzeug.serving import make_server
 
-from localcloud import account, ec2, ssm
+from localcloud import account, batch, ec2, ssm
 from localcloud.cloudformation.api import CloudFormation
 
 # moto would tell browsers that every web page may call it. Its variable would be too late where moto was imported before.
@@ -72,6 +72,7 @@ class Cloud:
         faults = Faults(DomainDispatcherApplication(create_backend_app), keys, self._machines.kill)
         ec2.install(self._machines, faults)
         ssm.install()
+        batch.install()
         account.install()
         try:
             self._server = make_server("127.0.0.1", self._port, faults, threaded=True, request_handler=Quiet)
@@ -96,6 +97,8 @@ class Cloud:
         return self
 
     def __exit__(self, *_: object) -> None:
+        # A job that is tried again must not start containers behind the cleaner.
+        self._machines.closed = True
         for server, thread in zip(self._servers, self._threads, strict=True):
             server.shutdown()
             server.server_close()

@@ -7,7 +7,7 @@ Faults are posted as JSON to /localcloud/faults, signed as every request (python
 {"action": "DescribeInstances", "error": "RequestLimitExceeded", "times": 2}   the next two calls end in this error
 {"action": "RunInstances", "error": "InsufficientInstanceCapacity"}            times is 1 by default
 {"action": "RunInstances", "delay": 2.5, "times": 3}                           the API is slow
-{"boots": false}                                                               the next instance never boots
+{"boots": false}                                      the next instance never boots, or the next worker of a Batch job never starts
 {"dies": "i-0123"}                                                             the host of an instance fails, now
 """
 

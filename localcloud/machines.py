@@ -1,19 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""The containers behind a cloud's instances, and the images behind its AMIs."""
+"""The containers behind a cloud's instances and tasks, and the images behind its AMIs."""
 
 from __future__ import annotations
 
+import ipaddress
 import os
+import threading
 import time
 from collections.abc import Mapping
+from pathlib import Path
 
-from ansible_collections.muster.fleet.plugins.module_utils.containers.engine import Engine, Finished, find_engine
-from ansible_collections.muster.fleet.plugins.module_utils.containers.fleet import Fleet
-from ansible_collections.muster.fleet.plugins.module_utils.containers.image import NodeImage
+from ansible_collections.muster.fleet.plugins.module_utils.containers.engine import Engine, Finished, NodeContainerError, find_engine
+from ansible_collections.muster.fleet.plugins.module_utils.containers.fleet import Fleet, available_memory_mib
+from ansible_collections.muster.fleet.plugins.module_utils.containers.image import NodeImage, ensure_image
 from ansible_collections.muster.fleet.plugins.module_utils.containers.plan import Node
 from ansible_collections.muster.fleet.plugins.module_utils.containers.ssh import make_key
+from ansible_collections.muster.fleet.plugins.module_utils.containers.state import write_private
+from ansible_collections.muster.fleet.plugins.module_utils.containers.systemd import learn_to_start, recall
 from ansible_collections.muster.fleet.plugins.module_utils.paths import cache_dir, state_dir
+from localcloud.tasks import Place, Running, Task, env_text
 
 LOST_SECONDS = 10
 # What cloud-init does at the first boot of an instance: it makes the default user with the key, and runs the user data.
@@ -37,6 +43,9 @@ class Machines:
         self.fleet = Fleet(name, engine or find_engine(), state_dir(name, env), cache_dir(env))
         self.images: dict[str, NodeImage] = {}
         self._killed: set[str] = set()
+        self._addresses: dict[str, str] = {}
+        self._lock = threading.Lock()
+        self.closed = False  # the cloud ends, and its containers are being removed
 
     def gateway(self) -> str:
         """This machine's address on the machines' network, which is created if need be."""
@@ -119,6 +128,47 @@ class Machines:
         # Without the kernel's lines, which a container reads from this machine.
         kinds = [f"_TRANSPORT={each}" for each in ("journal", "stdout", "syslog", "driver")]
         return self.fleet.run_in(instance, ["journalctl", "--boot", "--no-pager", "--lines=400", *kinds]).stdout
+
+    def room_mib(self) -> int:
+        """The memory that is free for further containers."""
+        return available_memory_mib(Path("/proc/meminfo").read_text(encoding="utf-8"))
+
+    def shared(self, path: str) -> str:
+        """Where this machine has a path of a node: /fsx is the cloud's own folder, which its instances see as well."""
+        if path != "/fsx" and not path.startswith("/fsx/"):
+            return path
+        folder = self.fleet.state / path[1:]
+        folder.mkdir(parents=True, exist_ok=True)
+        return str(folder)
+
+    def run_task(self, task: Task) -> Running:
+        """Start a task in a container of its own. end_task() removes it."""
+        if self.closed:
+            raise NodeContainerError(f"The local cloud {self.fleet.name} ends, so {task.name} was not started.")
+        engine = self.fleet.engine
+        if not recall(engine, self.fleet.cache):
+            image = NodeImage()
+            ensure_image(engine, image, self.fleet.cache)
+            learn_to_start(engine, image.name, self.fleet.cache)
+        address = self._address(task.name, self.gateway())
+        env_file = self.fleet.state / "tasks" / task.name
+        env_file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_private(env_file, env_text(task.env).encode())
+        return Running(engine, task, Place(self.fleet.container_name(task.name), self.fleet.network, address, self.fleet.name, env_file))
+
+    def end_task(self, running: Running) -> None:
+        """Remove the container of a task that has ended, and give its address back."""
+        running.remove()
+        with self._lock:
+            self._addresses.pop(running.task.name, None)
+
+    def _address(self, name: str, gateway: str) -> str:
+        """A free address for a task, from the end of the network on: instances get theirs from its begin on."""
+        subnet = ipaddress.ip_network(f"{gateway}/24", strict=False)
+        with self._lock:
+            taken = set(self._addresses.values())
+            self._addresses[name] = next(str(each) for each in reversed(list(subnet.hosts())) if str(each) not in taken)
+            return self._addresses[name]
 
     def clean(self) -> None:
         """Remove everything that clouds of this name made here, except the image that instances start from."""

@@ -192,7 +192,8 @@ def described(status: str, nodes: list[dict] | None = None, **more: Any) -> Any:
     """DescribeJobs' answers for a job `7` and its nodes."""
     main = {"jobId": "7", "status": status, "createdAt": 1795260615000, "attempts": [], **more}
     children = {
-        f"7#{number}": {"jobId": f"7#{number}", "status": status, "container": {}, **node} for number, node in enumerate(nodes or [])
+        f"7#{number}": {"jobId": f"7#{number}", "status": status, "container": {}, "startedAt": 1795260630000, **node}
+        for number, node in enumerate(nodes or [])
     }
     return lambda wanted: {"jobs": [{"7": main, **children}[each] for each in wanted["jobs"] if each in {"7", *children}]}
 
@@ -249,6 +250,20 @@ def test_a_call_that_boto3_repeated_leaves_one_job(tmp_path: Path) -> None:
         ({"statusReason": "Host EC2 (instance i-1) terminated."}, [{}, {}], "NODE_FAIL", "look at the node"),
         ({"isTerminated": True, "statusReason": "by ann"}, [{}, {}], "CANCELLED", "by ann"),
         ({"statusReason": "Essential container in task exited"}, [{}, {"status": "RUNNABLE"}], "FAILED", "node 1 never started"),
+        ({"statusReason": "Job attempt duration exceeded timeout"}, [{}, {"startedAt": 0}], "TIMEOUT", "timeout; node 1 never started"),
+        (
+            {"statusReason": "Task failed to start"},
+            [{"startedAt": 0, "container": {"reason": "CannotPullContainerError: a/b:1"}}, {"startedAt": 0}],
+            "FAILED",
+            "Task failed to start; node 0, 1 never started; CannotPullContainerError: a/b:1",
+        ),
+        # The first end is the cause of the others.
+        (
+            {},
+            [{"container": {"exitCode": 1}, "stoppedAt": 1795260640009}, {"container": {"exitCode": 3}, "stoppedAt": 1795260640002}],
+            "FAILED",
+            "(node 1 ended with exit status 3) with exit status 3",
+        ),
     ],
 )  # fmt: skip
 def test_a_batch_job_that_failed_says_why_and_where(tmp_path: Path, more: dict, nodes: list, state: str, said: str) -> None:
@@ -281,6 +296,13 @@ def test_a_batch_job_that_cannot_start_is_ended_and_says_why(tmp_path: Path, rea
         bring(service("batch", region, tmp_path))
     assert "cannot start and was cancelled" in str(error.value)
     assert region.count("TerminateJob") == 1
+
+
+def test_a_compute_environment_need_not_say_that_it_is_enabled(tmp_path: Path) -> None:
+    environment = {"computeEnvironmentName": "nodes", "status": "VALID"}
+    jobs_of = [described("RUNNABLE"), described("RUNNABLE"), described("SUCCEEDED", **STARTED)]
+    region = batch_region(DescribeComputeEnvironments=[{"computeEnvironments": [environment]}], DescribeJobs=jobs_of)
+    assert bring(service("batch", region, tmp_path))[1]["state"] == "COMPLETED"
 
 
 def test_a_batch_job_that_waits_for_capacity_is_left_in_the_queue(tmp_path: Path) -> None:
@@ -351,6 +373,52 @@ def test_a_used_up_quota_names_service_quotas(tmp_path: Path) -> None:
     with pytest.raises(jobs.Refused, match=r"quota is used up \(limit is 0\); ask for more in Service Quotas"):
         bring(service("sagemaker", region, tmp_path))
     assert not (tmp_path / "job").exists()
+
+
+def test_a_worker_that_was_ended_with_the_main_node_does_not_spoil_a_job_that_has_completed(tmp_path: Path) -> None:
+    nodes = [{"container": {"exitCode": 0}}, {"container": {"exitCode": 143}}]
+    region = batch_region(DescribeJobs=[described("SUCCEEDED", nodes, **STARTED)])
+    _changed, found, _files = bring(service("batch", region, tmp_path))
+    assert (found["state"], found["exit_code"]) == ("COMPLETED", 0)
+
+
+TORCHRUN = (
+    "E1126 06:23:47 1 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: %s) local_rank: 0 (pid: 1) of binary: x"
+)
+
+
+@pytest.mark.parametrize(
+    ("lines", "end", "code"),
+    [
+        (["a", TORCHRUN % 7, "Traceback", "box"], ["a", TORCHRUN % 7], 7),
+        (["a", TORCHRUN % -9, "Traceback"], ["a", TORCHRUN % -9], 137),
+        (["a", "failed (exitcode: 7)"], ["a", "failed (exitcode: 7)"], None),
+        ([], [], None),
+    ],
+)
+def test_the_end_of_a_program_is_before_the_report_of_torchrun(lines: list[str], end: list[str], code: int | None) -> None:
+    assert batch.program_end(lines) == (end, code)
+
+
+def test_the_error_of_a_batch_job_has_the_last_lines_of_the_worker_that_failed(tmp_path: Path) -> None:
+    """Node 2 was ended with the main node: torchrun says so and ends with 1 as well."""
+    logs = {
+        "main": ["step 1", "connection reset", TORCHRUN % 1, "Traceback"],
+        "one": ["no disk", TORCHRUN % 7, "Traceback"],
+        "two": ["SignalException: Process 1 got signal: 15"],
+    }
+    nodes = [{"container": {"exitCode": 1, "logStreamName": name}, "stoppedAt": at} for name, at in (("main", 1), ("one", 3), ("two", 2))]
+    region = batch_region(DescribeJobs=[described("FAILED", nodes, **STARTED)])
+    region.answers["GetLogEvents"] = [lambda wanted: {"events": [{"message": each} for each in logs[wanted["logStreamName"]]]}]
+    with pytest.raises(jobs.RunError, match="with exit status 7 on node-"):
+        bring(service("batch", region, tmp_path, nodes=3))
+    assert (tmp_path / "job/output.txt").read_text().splitlines() == [
+        *logs["main"],
+        "muster: the last lines of the program on node 0:",
+        *logs["main"][:3],
+        "muster: the last lines of the program on node 1:",
+        *logs["one"][:2],
+    ]
 
 
 def stream(pages: int) -> Any:

@@ -79,11 +79,14 @@ if [ "$node" != "${AWS_BATCH_JOB_MAIN_NODE_INDEX:-0}" ]; then
 fi
 echo "$own" >"$hosts/$node"
 while [ "$(find "$hosts" -type f -size +0 | wc -l)" -lt "$nodes" ]; do
-  if late; then fail "only $(find "$hosts" -type f | wc -l) of $nodes nodes have reported"; fi
+  if late; then
+    for index in $(seq 0 $((nodes - 1))); do [ -s "$hosts/$index" ] || missing="${missing:-} $index"; done
+    fail "node${missing:-} did not report within ${MUSTER_WAIT:-900} s"
+  fi
   sleep 1
 done
 for index in $(seq 0 $((nodes - 1))); do echo "$(cat "$hosts/$index") slots=$MUSTER_PROCS_PER_NODE"; done >"$hosts.txt"
-exports=$(env | grep -oE '^(NCCL|FI|OMPI_MCA|LD_LIBRARY|CUDA|NEURON)_[A-Z0-9_]+' | sed 's/^/-x /' | tr '\n' ' ')
+exports=$(env | sed -nE 's/^((NCCL|FI|OMPI_MCA|LD_LIBRARY|CUDA|NEURON)_[A-Z0-9_]+)=.*/-x \1/p' | tr '\n' ' ')
 # shellcheck disable=SC2086
 run --hostfile "$hosts.txt" --mca plm_rsh_agent ssh --mca btl_tcp_if_exclude lo,docker0,ecs-bridge $exports
 """.lstrip()

@@ -115,6 +115,10 @@ def _resources(document, target):
 WAITING = ("SUBMITTED", "PENDING", "RUNNABLE", "STARTING")
 LOGS = "/aws/batch/job"
 ENDED = "ended by Muster"
+# Of a node that failed: the lines of its log that are shown, and what torchrun says of a rank that failed, and when somebody else ended it.
+LAST, MOST_ENDS = 8, 16
+RANK_FAILED = re.compile(r"elastic/multiprocessing/api\.py:\d+\] failed \(exitcode: (-?\d+)\)")
+STOPPED = "got signal: 15"
 
 
 class Batch(jobs.Service):
@@ -183,21 +187,15 @@ class Batch(jobs.Service):
         if not found:
             return None
         have, nodes = found[0], self._nodes(job_id)
-        reason = have.get("statusReason") or "None"
-        state = state_of(have, reason, [each.get("container", {}).get("reason", "") for each in nodes])
-        codes = [each.get("container", {}).get("exitCode") for each in [*nodes, have, *have.get("attempts", [])[-1:]]]
-        bad = [number for number, each in enumerate(nodes) if each.get("container", {}).get("exitCode")]
-        late = [number for number, each in enumerate(nodes) if each["status"] in WAITING]
-        if state == "FAILED" and bad:
-            reason += "; node %s ended with exit status %s" % (bad[0], nodes[bad[0]]["container"]["exitCode"])
-        elif state not in ("PENDING", "COMPLETED") and late:
-            reason += "; node %s never started" % ", ".join(str(number) for number in late)
+        state = state_of(have, have.get("statusReason") or "", [each.get("container", {}).get("reason", "") for each in nodes])
+        codes = [each.get("container", {}).get("exitCode") for each in [*_failed(nodes), have, *have.get("attempts", [])[-1:]]]
         started, ended = (have.get(key, 0) // 1000 or None for key in ("startedAt", "stoppedAt"))
         return {
             "job_id": have["jobId"],
             "state": state,
-            "reason": reason,
-            "exit_code": next((code for code in codes if code), 0 if state == "COMPLETED" else 1 if state in jobs.FINAL_STATES else 0),
+            "reason": reason_of(have, nodes, state),
+            # Workers of a job that has completed may have been ended with the main node.
+            "exit_code": 0 if state == "COMPLETED" else next((code for code in codes if code), 1 if state in jobs.FINAL_STATES else 0),
             "signal": 0,
             "nodes": ["node-%d" % number for number in range(self.document["nodes"])] if started else [],
             "submitted": have["createdAt"] // 1000,
@@ -226,7 +224,7 @@ class Batch(jobs.Service):
         out = []
         for each in found:
             invalid = each["status"] == "INVALID" and "INVALID (%s)" % each.get("statusReason", "no reason given")
-            out.append((each["computeEnvironmentName"], invalid or ("DISABLED" if each["state"] == "DISABLED" else "")))
+            out.append((each["computeEnvironmentName"], invalid or ("DISABLED" if each.get("state") == "DISABLED" else "")))
         return out
 
     def over(self, job_id, record):
@@ -235,14 +233,48 @@ class Batch(jobs.Service):
             raise jobs.RunError(
                 "Batch has forgotten job %s (%s); run it again with rerun." % (self.name, job_id), "run it again with rerun"
             )
-        self.fetch_output(job_id)
-        return record
+        code = self.fetch_output(job_id)
+        # torchrun ends with 1 whatever its ranks ended with.
+        return {**record, "exit_code": code} if record["state"] == "FAILED" and record["exit_code"] == 1 and code else record
 
     def fetch_output(self, job_id):
-        """Write the log of the main node, whose rank 0 prints, into the store."""
-        nodes = self._nodes(job_id)[:1] or self._described([str(job_id)])
-        stream = next((each["container"]["logStreamName"] for each in nodes if each.get("container", {}).get("logStreamName")), "")
-        self.store.prepare({"output.txt": "".join(line + "\n" for line in log_lines(self.region, LOGS, stream))})
+        """Write the log of the main node, whose rank 0 prints, into the store; behind it the last lines of the programs that failed.
+
+        Returns the exit status of the rank that failed, or None.
+        """
+        nodes = self._nodes(job_id) or self._described([str(job_id)])
+        lines, code = log_lines(self.region, LOGS, _stream(nodes[0])) if nodes else [], None
+        failed = _failed(nodes)
+        ends = [(each, self._end_of_log(each)) for each in failed[:MOST_ENDS]]
+        # The others were ended with the main node, so theirs is no cause. That of a worker is the last thing to read.
+        ends = sorted((each for each in ends if not any(STOPPED in line for line in each[1])), key=lambda each: each[0] is not nodes[0])
+        for node, end in ends[:2]:
+            said, of_rank = program_end(end)
+            code = of_rank or code
+            lines += ["muster: the last lines of the program on node %s:" % _index(node), *said[-LAST:]]
+        self.store.prepare({"output.txt": "".join(line + "\n" for line in lines)})
+        return code
+
+    def _end_of_log(self, node):
+        lines, _whole = _read_log(self.region, LOGS, _stream(node), 4 * jobs.TAIL_BYTES, False)
+        return lines
+
+
+def program_end(lines):
+    """(lines up to the one by which torchrun reports a failed rank, the exit status of that rank or None).
+
+    Behind that line are torchrun's own traceback and summary, which are longer than what an error shows.
+    """
+    for number, line in enumerate(lines):
+        found = RANK_FAILED.search(line)
+        if found:
+            code = int(found.group(1))
+            return lines[: number + 1], code if code >= 0 else 128 - code
+    return lines, None
+
+
+def _stream(node):
+    return node.get("container", {}).get("logStreamName") or ""
 
 
 def log_lines(region, group, stream, most=None):
@@ -289,6 +321,31 @@ def _first(lines, most):
             break
         out.append(line)
     return out
+
+
+def _failed(nodes):
+    """The nodes that ended with an exit status other than 0, in the order of their ends: the first is the cause of the others' ends."""
+    bad = [each for each in nodes if each.get("container", {}).get("exitCode")]
+    return sorted(bad, key=lambda each: each.get("stoppedAt", 0))
+
+
+def _index(node):
+    """The index of a node, which Batch writes behind the id of the job."""
+    return node["jobId"].partition("#")[2]
+
+
+def reason_of(have, nodes, state):
+    """Why a job is in its state: what Batch says of it, and which of its nodes never started or failed first."""
+    said = [have["statusReason"]] if have.get("statusReason") else []
+    if state not in ("PENDING", "RUNNING", "COMPLETED"):
+        late = [_index(each) for each in nodes if each["status"] in WAITING or not each.get("startedAt")]
+        said += ["node %s never started" % ", ".join(late)] if late else []
+        # What kept a container from starting, such as an image that cannot be pulled.
+        whys = [each["container"]["reason"] for each in nodes if each.get("container", {}).get("reason")]
+        said += whys[:1]
+        bad = _failed(nodes) if state == "FAILED" else []
+        said += ["node %s ended with exit status %s" % (_index(bad[0]), bad[0]["container"]["exitCode"])] if bad else []
+    return "; ".join(said) or "None"
 
 
 def state_of(have, reason, said):
