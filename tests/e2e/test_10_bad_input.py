@@ -145,6 +145,14 @@ def test_no_compute_nodes(refuse: Refuse, inventory) -> None:
     assert "The fleet has no compute nodes; put at least one host into the group muster_compute of the inventory." in said
 
 
+@pytest.mark.parametrize("playbook", ["site.yml", "playbooks/train.yml", "playbooks/nccl_tests.yml", "playbooks/validate.yml"])
+def test_a_service_without_nodes_cannot_prove_a_fleet(refuse: Refuse, tmp_path: Path, playbook: str) -> None:
+    """Nothing would run there, and that would pass."""
+    (tmp_path / "hosts.yml").write_text("all: {}\n")
+    said = refuse(PLAYBOOK[0], playbook, "-i", str(tmp_path / "hosts.yml"), *extra(muster_launcher="batch", muster_target={"queue": "gpu"}))
+    assert "muster_launcher is batch, and this playbook measures and trains on the nodes of Slurm or Kubernetes only" in said
+
+
 def test_two_nodes_with_one_name(refuse: Refuse, inventory) -> None:
     said = refuse(*PLAYBOOK, *inventory("node-1.a", "node-2.a", "node-1.b"))
     assert "Compute nodes node-1.a and node-1.b have the same NodeName" in said
