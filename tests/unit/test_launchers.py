@@ -349,6 +349,12 @@ def test_an_mpi_launcher_starts_the_ranks_on_the_hosts_of_its_file(tmp_path: Pat
     assert "-x PATH " in seen and "PYTHONPATH" not in seen
 
 
+def catches(pid: int, number: int) -> bool:
+    """Whether a process has a handler for a signal."""
+    found = re.search(r"^SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    return bool(found and int(found[1], 16) >> (number - 1) & 1)
+
+
 def test_an_mpi_launcher_that_fails_or_is_ended_leaves_the_workers(tmp_path: Path) -> None:
     document, identity = loaded("mpijob", nodes=2)
     manifest = kubernetes.render(document, identity, aim("mpijob"))
@@ -357,11 +363,11 @@ def test_an_mpi_launcher_that_fails_or_is_ended_leaves_the_workers(tmp_path: Pat
     (tmp_path / "hostfile").write_text("localhost slots=8\n")
     say(tmp_path, "ssh", 'printf "%s\\n" "$*" >> "$0.seen"')
     environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "HOME": "/x"}
-    for ending, code in {"exit 3": 3, f"touch {tmp_path}/runs; trap 'echo saved; exit 7' TERM; sleep 30 & wait": 7}.items():
+    for ending, code in {"exit 3": 3, f"trap 'echo saved; exit 7' TERM; touch {tmp_path}/runs; sleep 30 & wait": 7}.items():
         say(tmp_path, "mpirun", f'if [ "$1" = --version ]; then echo "mpirun (Open MPI) 5.0.7"; exit; fi\n{ending}')
         with subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True) as launcher:
             if code == 7:
-                while not (tmp_path / "runs").exists():
+                while not ((tmp_path / "runs").exists() and catches(launcher.pid, signal.SIGTERM)):
                     time.sleep(0.02)
                 launcher.terminate()
             assert launcher.stdout is not None
