@@ -157,7 +157,9 @@ import json, os, sys
 os.umask(0o077)
 try:
     found = json.load(sys.stdin)
-    texts = {"munge.key": found["munge_key"], "variables.json": json.dumps(found["variables"])}
+    variables = found["variables"]
+    controllers = "".join(each + "\n" for each in variables["slurm_controller_hosts"])
+    texts = {"munge.key": found["munge_key"], "variables.json": json.dumps(variables), "controllers": controllers}
 except (ValueError, KeyError, TypeError):
     sys.exit("the secret has no munge key and no variables; run playbooks/cloud_nodes.yml")
 for name, text in texts.items():
@@ -168,9 +170,13 @@ before=$(($(wc -l <"$log") + 1))
 take_secret >>"$log" 2>&1 || fail "secret @SECRET@ could not be read: $(tail -n "+$before" "$log" | grep -m1 -v '^ *$' | cut -c1-300)"
 """
 # What the fleet says wins over the document, which says it from the day of its launch template.
-JOIN_MORE = ' -e @"$joins/variables.json" -e "slurm_secrets_dir=$joins"'
-# slurmd takes jobs as soon as it runs, so it comes last.
-JOIN_LAST = """run 'configure, verify_node'%s -e '{"muster_components": ["slurm"]}'
+JOIN_MORE = ' --limit "$node" -e @"$joins/variables.json" -e "slurm_secrets_dir=$joins"'
+# slurmd takes jobs as soon as it runs, so it comes last. The health checks look for its services only where the inventory has controllers of
+# Slurm; nothing runs there.
+JOIN_LAST = """{ printf '[muster_controller]\\n' && cat "$joins/controllers"; } >>"$inventory" || fail "$inventory cannot be written"
+last=slurm
+if grep -q '"node_health"' "$folder/manifest.json"; then last=slurm,node_health; fi
+run 'configure, verify_node'%s -e "{muster_components: [$last]}"
 """ % JOIN_MORE
 
 
