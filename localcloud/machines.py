@@ -23,8 +23,8 @@ echo 'admin ALL=(ALL) NOPASSWD:ALL' >/etc/sudoers.d/90-cloud-init-users
 install -d -m 700 -o admin -g admin /home/admin/.ssh
 install -m 600 -o admin -g admin /run/muster-node/key /home/admin/.ssh/authorized_keys
 """
-# Instances ask the metadata service at an address of their own link, and AWS's libraries find the API of this cloud. It lasts until the end of
-# a boot. @API@ is where this cloud answers them.
+# Instances ask the metadata service at an address of their own link, and AWS's libraries find the API of this cloud. It lasts until the
+# end of a boot. @API@ is where this cloud answers them.
 METADATA = """\
 set -e
 until systemctl is-system-running | grep -qE 'running|degraded'; do sleep 0.2; done

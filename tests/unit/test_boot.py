@@ -430,6 +430,7 @@ def test_an_instance_of_slurm_becomes_its_node(joins: Node) -> None:
     assert (code, state, reason) == (0, "ready", ""), joins.said + joins.read("log/boot.log")
     assert joins.read("ran").splitlines() == ["one on gpu-3", "slurm on gpu-3"]
     assert joins.read("joined") == f"head-1 {KEY}"
+    assert joins.read("etc/node.ini").endswith("[muster_controller]\nhead-1\n")
     assert "--region us-east-1 --secret-id mine-slurm" in joins.read("seen")
     assert (joins.folder / "etc/slurm/munge.key").stat().st_mode & 0o777 == 0o600
     for name in ("seen", "log/boot.log", "console", "boot.sh", "etc/node.json"):
@@ -439,8 +440,8 @@ def test_an_instance_of_slurm_becomes_its_node(joins: Node) -> None:
 @pytest.mark.parametrize(
     ("name", "secret", "said"),
     [
-        ("", "{}", "the metadata of this instance has no tag muster:slurm_node; let Slurm's ResumeProgram start it"),
-        ("a b", "{}", "the metadata of this instance has no tag muster:slurm_node"),
+        ("", "{}", "the metadata has no tag muster:slurm_node; let Slurm's ResumeProgram start this instance"),
+        ("a b", "{}", "the metadata has no tag muster:slurm_node"),
         ("gpu-1", "", "secret mine-slurm could not be read: the secret has no munge key and no variables; run playbooks/cloud_nodes.yml"),
         ("gpu-1", "empty", "secret mine-slurm could not be read: the secret has no munge key"),
         ("gpu-1", None, "secret mine-slurm could not be read: AccessDenied"),

@@ -139,8 +139,9 @@ for _ in {1..60}; do
   sleep "${MUSTER_PAUSE:-2}"
 done
 [[ $slurm_node =~ ^[A-Za-z0-9][A-Za-z0-9-]*$ ]] ||
-  fail "the metadata of this instance has no tag @NODE_TAG@; let Slurm's ResumeProgram start it, from a launch template with InstanceMetadataTags"
-hostnamectl set-hostname "$slurm_node" >>"$log" 2>&1 || hostname "$slurm_node" 2>>"$log" || fail "the host cannot be named $slurm_node; see $log"
+  fail "the metadata has no tag @NODE_TAG@; let Slurm's ResumeProgram start this instance, with InstanceMetadataTags in its launch template"
+hostnamectl set-hostname "$slurm_node" >>"$log" 2>&1 || hostname "$slurm_node" 2>>"$log" ||
+  fail "the host cannot be named $slurm_node; see $log"
 # cloud-init would give the old name back, and no DNS has the new one.
 { [ ! -d /etc/cloud/cloud.cfg.d ] || echo 'preserve_hostname: true' >/etc/cloud/cloud.cfg.d/99-muster-hostname.cfg; } 2>>"$log"
 if address=$(imds meta-data/local-ipv4) && ! grep -qw -- "$slurm_node" /etc/hosts; then
@@ -171,13 +172,16 @@ take_secret >>"$log" 2>&1 || fail "secret @SECRET@ could not be read: $(tail -n 
 """
 # What the fleet says wins over the document, which says it from the day of its launch template.
 JOIN_MORE = ' --limit "$node" -e @"$joins/variables.json" -e "slurm_secrets_dir=$joins"'
-# slurmd takes jobs as soon as it runs, so it comes last. The health checks look for its services only where the inventory has controllers of
-# Slurm; nothing runs there.
-JOIN_LAST = """{ printf '[muster_controller]\\n' && cat "$joins/controllers"; } >>"$inventory" || fail "$inventory cannot be written"
+# slurmd takes jobs as soon as it runs, so it comes last. The health checks look for its services only where the inventory has controllers
+# of Slurm; nothing runs there.
+JOIN_LAST = (
+    """{ printf '[muster_controller]\\n' && cat "$joins/controllers"; } >>"$inventory" || fail "$inventory cannot be written"
 last=slurm
 if grep -q '"node_health"' "$folder/manifest.json"; then last=slurm,node_health; fi
 run 'configure, verify_node'%s -e "{muster_components: [$last]}"
-""" % JOIN_MORE
+"""
+    % JOIN_MORE
+)
 
 
 def carriers(cluster):
