@@ -144,7 +144,8 @@ def write_inventory(folder: Path, hardware: dict[str, str], environment: dict[st
         "SuspendProgram": "/usr/local/sbin/muster-cloud-suspend",
         "SuspendTime": 30,
         "SuspendTimeout": 20,
-        "ResumeTimeout": 400,
+        "ResumeTimeout": 900,
+        "TreeWidth": 65533,
         "DefMemPerCPU": 200,
         "SlurmctldParameters": "enable_configless,idle_on_node_suspend,power_save_interval=2,power_save_min_interval=2",
     }
@@ -205,12 +206,14 @@ def fleet(cloud: LocalCloud, image: tuple[str, dict[str, str]]) -> Fleet:
     made.play("playbooks/cloud.yml", "-e", "cluster=@mine.yml", "-e", "verb=up", log="up.txt")
     [head] = made.instances(muster__cluster=NAME)
     # The controller configures itself, too; two runs of one role at a time would disturb each other.
-    until(lambda: made.instances(muster__state="ready"), 180)
+    until(lambda: made.instances(muster__state="ready"), 400)
     network = head["PrivateIpAddress"].rpartition(".")[0]
     # As a proxy would stand there; slurmctld gives its programs nothing of its own environment.
     environment = {"AWS_ENDPOINT_URL": cloud.env["AWS_ENDPOINT_URL"].replace("127.0.0", network)}
-    others = made.ec2.describe_subnets(Filters=[{"Name": "availability-zone", "Values": ["us-east-1b"]}])["Subnets"]
-    [subnet] = [each["SubnetId"] for each in others if each["VpcId"] == head["VpcId"] and not each["MapPublicIpOnLaunch"]]
+    [stack] = cloud.client("cloudformation").describe_stacks(StackName=f"{NAME}-vpc")["Stacks"]
+    subnets = {each["OutputKey"]: each["OutputValue"] for each in stack["Outputs"]}["PrivateSubnets"].split(",")
+    zones = {each["SubnetId"]: each["AvailabilityZone"] for each in made.ec2.describe_subnets(SubnetIds=subnets)["Subnets"]}
+    [subnet] = [each for each, zone in zones.items() if zone == "us-east-1b"]
     write_inventory(made.inventory, hardware, environment, subnet)
     made.play("playbooks/provision.yml", "-i", str(made.inventory), log="provision.txt")
     made.play("playbooks/cloud_nodes.yml", "-i", str(made.inventory), log="cloud_nodes.txt")
@@ -228,11 +231,11 @@ def test_a_second_run_changes_nothing(fleet: Fleet) -> None:
 def test_a_job_makes_its_nodes_appear(fleet: Fleet) -> None:
     assert fleet.nodes() == {}
     job = fleet.submit(2, "srun hostname")
-    until(lambda: fleet.job(job) == "COMPLETED|0", 300)
+    until(lambda: fleet.job(job) == "COMPLETED|0", 900)
     assert fleet.slurm(f"sort /fsx/{job}.out").split() == NODES
     nodes = fleet.nodes()
     assert sorted(nodes) == NODES
-    until(lambda: {each["tags"].get("muster:state") for each in fleet.nodes().values()} == {"ready"}, 60)
+    until(lambda: {each["tags"].get("muster:state") for each in fleet.nodes().values()} == {"ready"}, 180)
     assert {each["InstanceLifecycle"] for each in nodes.values()} == {"spot"}
     assert {each["Placement"]["AvailabilityZone"] for each in nodes.values()} == {"us-east-1a"}
     for name, each in nodes.items():
@@ -271,7 +274,7 @@ def test_without_room_in_one_zone_the_job_runs_in_the_other(fleet: Fleet, refuse
     """Slurm starts the waiting job by itself."""
     job, _node = refused
     fleet.fault(action="RunInstances", error="InsufficientInstanceCapacity", times=TRIES)
-    until(lambda: fleet.job(job).startswith("RUNNING"), 420)
+    until(lambda: fleet.job(job).startswith("RUNNING"), 900)
     [made] = fleet.nodes().values()
     assert made["Placement"]["AvailabilityZone"] == "us-east-1b"
 
@@ -281,7 +284,7 @@ def test_a_job_whose_spot_instance_is_taken_away_runs_again(fleet: Fleet, refuse
     [taken] = fleet.nodes().values()
     before = int(fleet.job(job).partition("|")[2])
     fleet.fault(dies=taken["InstanceId"])
-    until(lambda: fleet.job(job) == f"COMPLETED|{before + 1}", 600)
+    until(lambda: fleet.job(job) == f"COMPLETED|{before + 1}", 1200)
     assert taken["InstanceId"] not in [each["InstanceId"] for each in fleet.nodes().values()]
 
 
