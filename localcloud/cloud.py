@@ -77,6 +77,7 @@ class Cloud:
         try:
             self._server = make_server("127.0.0.1", self._port, faults, threaded=True, request_handler=Quiet)
             self._servers = [self._server, self._for_instances(faults)]
+            self._machines.api = "%s:%d" % self._servers[1].server_address[:2]
         except (OSError, SystemExit) as error:
             end_cleaner(self._cleaner)
             raise NodeContainerError(f"Port {self._port} cannot be served: leave --port out to take a free one.") from error

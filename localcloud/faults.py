@@ -25,6 +25,8 @@ from xml.sax.saxutils import escape
 import boto3
 
 from ansible_collections.muster.fleet.plugins.module_utils.containers.engine import NodeContainerError
+from localcloud.metadata import PATH as METADATA
+from localcloud.metadata import Metadata
 from localcloud.signature import Keys, Refused
 
 PATH = "/localcloud/faults"
@@ -68,6 +70,7 @@ class Faults:
         # Services that this cloud has instead of moto's, by name.
         self.own: dict[str, Callable] = {}
         self._keys = keys
+        self._metadata = Metadata()
         self._die = die
         self._waiting: list[dict] = []
         self._lock = threading.Lock()
@@ -97,6 +100,8 @@ class Faults:
         target = environ.get("HTTP_X_AMZ_TARGET", "")
         scope = re.search(r"Credential=[^/]+/\d+/([^/]+)/([\w-]+)", environ.get("HTTP_AUTHORIZATION", ""))
         service = scope[2] if scope else "ec2"
+        if environ["PATH_INFO"].startswith(METADATA) and "HTTP_AUTHORIZATION" not in environ:
+            return self._metadata(environ, start_response)
         if environ["PATH_INFO"].startswith(CHANNEL):
             start_response("501 Not Implemented", [("Content-Type", "text/plain")])
             return [NO_CHANNEL]

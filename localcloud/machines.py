@@ -30,8 +30,16 @@ echo 'admin ALL=(ALL) NOPASSWD:ALL' >/etc/sudoers.d/90-cloud-init-users
 install -d -m 700 -o admin -g admin /home/admin/.ssh
 install -m 600 -o admin -g admin /run/muster-node/key /home/admin/.ssh/authorized_keys
 """
-USER_DATA = """\
+# Instances ask the metadata service at an address of their own link, and AWS's libraries find the API of this cloud. It lasts until the
+# end of a boot. @API@ is where this cloud answers them.
+METADATA = """\
+set -e
 until systemctl is-system-running | grep -qE 'running|degraded'; do sleep 0.2; done
+ip address replace 169.254.169.254/32 dev lo
+systemctl set-environment AWS_ENDPOINT_URL=http://@API@
+systemd-run --quiet --unit=muster-metadata --socket-property=ListenStream=169.254.169.254:80 /usr/lib/systemd/systemd-socket-proxyd @API@
+"""
+USER_DATA = """\
 systemd-run --no-block --unit=user-data /run/muster-node/user-data
 """
 
@@ -42,6 +50,7 @@ class Machines:
     def __init__(self, name: str, env: Mapping[str, str] = os.environ, engine: Engine | None = None) -> None:
         self.fleet = Fleet(name, engine or find_engine(), state_dir(name, env), cache_dir(env))
         self.images: dict[str, NodeImage] = {}
+        self.api = ""  # host and port at which the cloud answers the machines
         self._killed: set[str] = set()
         self._addresses: dict[str, str] = {}
         self._lock = threading.Lock()
@@ -61,6 +70,7 @@ class Machines:
         address = self.fleet.add(node, self.images[ami], files)
         self._must(instance, ["sh", "-c", FIRST_BOOT])
         self.fleet.wait_for_ssh({instance: address}, 120, fresh=[instance])
+        self._serve_metadata(instance)
         if user_data.startswith(b"#!"):
             self._must(instance, ["sh", "-c", USER_DATA])
         return address
@@ -75,6 +85,10 @@ class Machines:
             make_key(folder / "ssh_host_ed25519_key", instance)
         self.start(instance, ami, key, user_data, kind)
 
+    def _serve_metadata(self, instance: str) -> None:
+        if self.api:
+            self._must(instance, ["sh", "-c", METADATA.replace("@API@", self.api)])
+
     def _must(self, instance: str, argv: list[str]) -> None:
         done = self.fleet.run_in(instance, argv)
         if done.code != 0:
@@ -85,6 +99,7 @@ class Machines:
 
     def resume(self, instance: str) -> None:
         self.fleet.set_state("started", [instance])
+        self._serve_metadata(instance)
 
     def kill(self, instance: str) -> None:
         """End the machine as a failure of its host would."""

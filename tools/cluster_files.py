@@ -78,6 +78,9 @@ def examples() -> dict[str, dict[str, Any]]:
         setup={"collection": "s3://my-bucket/muster-fleet-0.2.0.tar.gz"},
     )
     found["pcs-cpu"] = document("pcs", nodes=[login, cpu], vpc={"stack": "shared-vpc"}, accounting={"managed": True})
+    found["ec2-slurm"] = document(
+        "ec2", nodes=[{**head, "type": "c7i.2xlarge"}, {"name": "gpu", "type": "p5.48xlarge", "market": "spot", "max": 4}]
+    )
     found["eks-unmanaged"] = document("eks", "spot", {"managed": False, "type": "g6e.48xlarge", "count": 0, "max": 4}, vpc=EXISTING_VPC)
     found["eks-trn"] = document("eks", group=trn, zones=["us-east-1b", "us-east-1c"], image="", vpc={"nat": "zone"})
     return found

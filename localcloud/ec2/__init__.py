@@ -48,7 +48,8 @@ def install(machines: Any, faults: Any) -> None:
     ):
         wrapped(each, name, wrapper)
     # dead: the instance never boots. settled: the turn in which its machine came to rest, or 0; moto calls an instance running too early.
-    Instance.dead, Instance.settled = False, 0  # type: ignore[attr-defined]
+    # profile: moto's InstanceProfile.
+    Instance.dead, Instance.settled, Instance.profile = False, 0, None  # type: ignore[attr-defined]
     mappings = Ami.block_device_mappings.fget
     Ami.block_device_mappings = property(lambda ami: amis.true_mappings(mappings(ami), ami))  # type: ignore[assignment]
     for status in ("instance_status", "system_status"):

@@ -16,6 +16,7 @@ from moto.ec2.models.elastic_network_interfaces import Attachment
 from moto.ec2.models.instance_types import INSTANCE_TYPES
 from moto.ec2.models.instances import Instance, InstanceBackend, StateReason
 from moto.ec2.responses import EC2Response
+from moto.ec2.utils import filter_iam_instance_profiles
 
 from ansible_collections.muster.fleet.plugins.module_utils.containers.engine import NodeContainerError
 from ansible_collections.muster.fleet.plugins.module_utils.containers.rehearsal import can_rehearse
@@ -64,6 +65,10 @@ def run_instances(former: Callable, response: EC2Response) -> ActionResult:
     if reservation:
         take_capacity(response, reservation, int(found["MinCount"]))
     found["MetadataOptions"] = {**template.get("MetadataOptions", {}), **(ask("MetadataOptions") or {})}
+    if not ask("IamInstanceProfile"):
+        found |= {f"IamInstanceProfile.{key}": value for key, value in template.get("IamInstanceProfile", {}).items()}
+    if not ask("InstanceMarketOptions") and (market := template.get("InstanceMarketOptions")):
+        found["InstanceMarketOptions.MarketType"] = market["MarketType"]
     response._localcloud = found  # type: ignore[attr-defined]
     answer = former(response)
     unknown = unknown_key(response, found["BlockDeviceMappings"])
@@ -153,8 +158,17 @@ def attached(former: Callable, attachment: Attachment, nic: Any) -> None:
 
 
 def boot(former: Callable, backend: InstanceBackend, *args: Any, **kwargs: Any) -> Any:
-    """Start a machine for each new instance, in parallel. When one cannot start, terminate all."""
+    """Start a machine for each new instance, in parallel. When one cannot start, terminate all.
+
+    moto gives the instance profile to the first instance only, and after this call; the user data of each may need its keys at once.
+    """
     reservation = former(backend, *args, **kwargs)
+    named = {key: kwargs.get(key) for key in ("iam_instance_profile_arn", "iam_instance_profile_name")}
+    profile = filter_iam_instance_profiles(backend.account_id, backend.partition, **named) if any(named.values()) else None  # type: ignore[attr-defined]
+    for each in reservation.instances:
+        each.profile = profile
+        if profile and each is not reservation.instances[0]:
+            backend.associate_iam_instance_profile(each.id, **named)  # type: ignore[attr-defined]
     with ThreadPoolExecutor(4) as pool:
         faults = [each for each in pool.map(boot_one, reservation.instances) if each]
     if faults:

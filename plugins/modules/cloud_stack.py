@@ -108,11 +108,15 @@ def absent(module, region, cluster, wanted):
     stays = survey.network_in_use(region, cluster) if part == "vpc" else ""
     if stays:
         module.exit_json(changed=False, kept=[], stays=stays)
-    changed, kept = False, []
+    kept = []
+    changed = part == "ec2" and bool(survey.end_slurm_nodes(region, cluster, module.check_mode))
     for each in reversed(wanted):
         result = Stack(region, cluster, each, module.params["wait_timeout"]).absent(module.check_mode, part in plan.DATA and not delete)
         changed |= result["changed"]
         kept += result["kept"]
+    if part == "ec2":
+        # A controller may have started some more before it ended itself.
+        changed |= bool(survey.end_slurm_nodes(region, cluster, module.check_mode))
     if delete and not module.check_mode:
         gone = survey.delete_data(region, cluster, part, module.params["wait_timeout"])
         changed |= bool(gone)

@@ -375,8 +375,100 @@ def test_the_hashes_are_those_of_the_lock_file() -> None:
     assert {"ansible-core", "cffi", "cryptography", "jinja2", "markupsafe", "packaging", "pycparser", "pyyaml", "resolvelib"} == names
 
 
+KEY = "A1b2" * 256
+# The metadata of an instance whose tag comes with the third question.
+TAGGED = """#!/bin/bash
+case "$*" in
+*token) echo t ;;
+*instance-id) echo i-1 ;;
+*local-ipv4) exit 22 ;;
+*/tags/instance/muster:slurm_node) echo asked >>"$SEEN.tag"; [ "$(wc -l <"$SEEN.tag")" -ge 3 ] && echo "$NODE" ;;
+*) echo us-east-1 ;;
+esac
+"""
+SECRETS = """#!/bin/bash
+echo "aws $*" >>"$SEEN"
+if [ "$1" = secretsmanager ]; then cat "$SEEN.secret" 2>/dev/null || { echo >&2; echo AccessDenied >&2; exit 254; }; fi
+"""
+
+
+@pytest.fixture
+def joins(node: Node) -> Node:
+    """A node whose instance Slurm started, with its secret. Its role slurm says what it knows."""
+    node.image().manifest("one", "slurm", "efa")
+    (node.home / "bin/python").symlink_to(sys.executable)
+    node.tool("curl", TAGGED)
+    node.tool("aws", SECRETS)
+    node.tool("hostnamectl", '#!/bin/sh\necho "$2" >"$SEEN.name"\n')
+    node.tool("hostname", '#!/bin/sh\ncat "$SEEN.name"\n')
+    task = {
+        "ansible.builtin.copy": {
+            "content": "{{ slurm_controller_hosts | join }} {{ lookup('ansible.builtin.file', slurm_secrets_dir ~ '/munge.key') }}",
+            "dest": str(node.folder / "joined"),
+            "mode": "0600",
+        }
+    }
+    with (node.fleet / "roles/slurm/tasks/configure.yml").open("r+") as file:
+        tasks = json.load(file)
+        file.seek(0)
+        file.write(json.dumps([*tasks, task]))
+    secret = {"munge_key": KEY, "variables": {"slurm_controller_hosts": ["head-1"]}}
+    (node.folder / "seen.secret").write_text(json.dumps(secret))
+    return node
+
+
+def slurm_script(**changes: Any) -> str:
+    nodes = [{"name": "gpu", "type": "p5.48xlarge", "max": 4}, {"name": "head", "type": "c7i.large", "role": "controller", "count": 1}]
+    made = cluster(nodes=nodes, **changes)
+    return boot.script(made, made["nodes"][0])
+
+
+def test_an_instance_of_slurm_becomes_its_node(joins: Node) -> None:
+    """It has the node's name before anything runs, and slurmd starts after all other components passed."""
+    text = slurm_script(setup={"variables": {"muster_components": ["one"]}})
+    code, state, reason = joins.boot(text, NODE="gpu-3", MUSTER_PAUSE="0")
+    assert (code, state, reason) == (0, "ready", ""), joins.said + joins.read("log/boot.log")
+    assert joins.read("ran").splitlines() == ["one on gpu-3", "slurm on gpu-3"]
+    assert joins.read("joined") == f"head-1 {KEY}"
+    assert joins.read("etc/node.ini").endswith("[muster_controller]\nhead-1\n")
+    assert "--region us-east-1 --secret-id mine-slurm" in joins.read("seen")
+    assert (joins.folder / "etc/slurm/munge.key").stat().st_mode & 0o777 == 0o600
+    for name in ("seen", "log/boot.log", "console", "boot.sh", "etc/node.json"):
+        assert KEY[:8] not in joins.read(name), f"{name} has the key"
+
+
+@pytest.mark.parametrize(
+    ("name", "secret", "said"),
+    [
+        ("", "{}", "the metadata has no tag muster:slurm_node; let Slurm's ResumeProgram start this instance"),
+        ("a b", "{}", "the metadata has no tag muster:slurm_node"),
+        ("gpu-1", "", "secret mine-slurm could not be read: the secret has no munge key and no variables; run playbooks/cloud_nodes.yml"),
+        ("gpu-1", "empty", "secret mine-slurm could not be read: the secret has no munge key"),
+        ("gpu-1", None, "secret mine-slurm could not be read: AccessDenied"),
+    ],
+)
+def test_an_instance_that_cannot_join_slurm_says_why(joins: Node, name: str, secret: str | None, said: str) -> None:
+    (joins.folder / "seen.secret").unlink()
+    if secret is not None:
+        (joins.folder / "seen.secret").write_text(secret)
+    code, state, reason = joins.boot(slurm_script(), NODE=name, MUSTER_PAUSE="0")
+    assert (code, state) == (1, "failed") and reason.startswith(said), reason
+    assert joins.read("ran") == ""
+
+
+def test_a_node_that_fails_does_not_join_slurm(joins: Node) -> None:
+    (joins.folder / "state").write_text("bad\n")
+    code, state, reason = joins.boot(slurm_script(), NODE="gpu-1", MUSTER_PAUSE="0")
+    assert (code, state) == (1, "failed") and "one.state" in reason, reason
+    assert joins.read("joined") == ""
+
+
+def test_only_instances_of_slurm_wait_for_a_name() -> None:
+    assert "slurm_node" not in script() and "secretsmanager" not in script()
+
+
 def test_the_script_is_clean() -> None:
     program = shutil.which("shellcheck") or str(Path(sys.executable).with_name("shellcheck"))
-    for text in (script(), (ROOT / "playbooks/files/muster_home.sh").read_text()):
+    for text in (script(), slurm_script(), (ROOT / "playbooks/files/muster_home.sh").read_text()):
         done = subprocess.run([program, "-"], input=text, capture_output=True, text=True, check=False)
         assert done.stdout == ""

@@ -16,6 +16,7 @@ from cloud_parts import CLUSTER, bring, credentials, look, running, with_group
 
 from ansible_collections.muster.fleet.plugins.module_utils.aws import boot, permissions, plan, preflight, survey
 from ansible_collections.muster.fleet.plugins.module_utils.aws.cluster import load
+from ansible_collections.muster.fleet.plugins.modules import aws_secret
 
 __all__ = ["bring", "credentials", "look"]
 
@@ -52,6 +53,53 @@ def test_a_cluster_comes_changes_and_goes(bring, look, ec2, machines) -> None:
     assert bring("ec2", "absent")["changed"] and running(ec2) == {}
     assert bring("vpc", "absent")["changed"] and not bring("vpc", "absent")["changed"]
     assert look("left")["left"] == []
+
+
+SCALED: dict[str, Any] = {
+    **CLUSTER,
+    "nodes": [CLUSTER["nodes"][1], {"name": "gpu", "type": "p5.48xlarge", "market": "spot", "max": 4}],
+}
+
+
+def test_a_cluster_whose_nodes_slurm_starts(bring, look, ec2, client) -> None:
+    """The stack has what slurmctld needs, and no node; down ends what Slurm started."""
+    bring("vpc", cluster=SCALED)
+    assert bring("ec2", cluster=SCALED)["changed"] and not bring("ec2", cluster=SCALED)["changed"]
+    [head] = running(ec2).values()
+    named = {"LaunchTemplateName": "mine-gpu"}
+    [version] = ec2.describe_launch_template_versions(**named)["LaunchTemplateVersions"]
+    data = version["LaunchTemplateData"]
+    profiles = client("iam").list_instance_profiles()["InstanceProfiles"]
+    roles = {each["InstanceProfileName"]: each["Roles"][0]["RoleName"] for each in profiles}
+    policies = {
+        kind: json.dumps(client("iam").get_role_policy(RoleName=roles[name], PolicyName="access")["PolicyDocument"])
+        for kind, name in (("node", data["IamInstanceProfile"]["Name"]), ("head", head["IamInstanceProfile"]["Arn"].split("/")[-1]))
+    }
+    secret = client("secretsmanager").describe_secret(SecretId="mine-slurm")["ARN"]
+    assert secret in policies["node"] and "ec2:RunInstances" not in policies["node"], "jobs of a node could start instances"
+    assert "ec2:RunInstances" in policies["head"] and secret not in policies["head"]
+    tags = [{"Key": "muster:cluster", "Value": "mine"}, {"Key": "muster:slurm_node", "Value": "gpu-1"}, {"Key": "Name", "Value": "gpu-1"}]
+    ec2.run_instances(LaunchTemplate=named, MinCount=1, MaxCount=1, TagSpecifications=[{"ResourceType": "instance", "Tags": tags}])
+    assert bring("ec2", "absent", cluster=SCALED, check_mode=True)["changed"] and len(running(ec2)) == 2
+    assert bring("ec2", "absent", cluster=SCALED)["changed"] and running(ec2) == {}
+    assert bring("vpc", "absent", cluster=SCALED)["changed"] and look("left", cluster=SCALED)["left"] == []
+
+
+def test_a_text_is_stored_once_and_never_shown(call, credentials, client, fault, capsys) -> None:
+    wanted = {"region": "us-east-1", "name": "mine-slurm", "text": "key one"}
+    assert call(aws_secret, **wanted, check_mode=True)["changed"]
+    assert client("secretsmanager").list_secrets()["SecretList"] == [], "check mode stored something"
+    first = call(aws_secret, **wanted)
+    assert (first["changed"], first["made"]) == (True, True)
+    assert not call(aws_secret, **wanted)["changed"]
+    second = call(aws_secret, **{**wanted, "text": "key two"})
+    assert (second["changed"], second["made"]) == (True, False)
+    assert client("secretsmanager").get_secret_value(SecretId="mine-slurm")["SecretString"] == "key two"
+    assert "key one" not in json.dumps(first) and "key two" not in json.dumps(second)
+    fault(action="GetSecretValue", error="AccessDeniedException")
+    assert "AccessDeniedException" in call(aws_secret, **wanted)["msg"]
+    large = call(aws_secret, **{**wanted, "text": "x" * 65537})
+    assert large["msg"] == "The text for secret mine-slurm has 65537 bytes, and Secrets Manager takes 65536; shorten it."
 
 
 def started(machines) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ansible_collections.muster.fleet.plugins.module_utils.aws.cluster import KINDS, ClusterError, load
+from ansible_collections.muster.fleet.plugins.module_utils.aws.cluster import KINDS, ClusterError, load, started_by_slurm
 from ansible_collections.muster.fleet.plugins.modules import cluster_document
 
 GROUP: dict[str, Any] = {"name": "gpu", "type": "p5.48xlarge", "count": 2}
@@ -36,6 +36,8 @@ def test_defaults_follow_from_the_type_and_the_market() -> None:
     assert (found["vpc"]["cidr"], found["vpc"]["nat"], found["storage"]["lustre"]) == ("10.0.0.0/16", "one", {})
     bought = load(cluster({"market": "capacity-block", "reservation": "cr-0123456789abcdef0"}))["nodes"][0]
     assert bought["placement_group"] is False, "a block has a place of its own"
+    scaled = load(cluster(nodes=[CONTROLLER, {**GROUP, "count": 0, "max": 4}]))["nodes"]
+    assert [started_by_slurm(found, group) for group in scaled] == [False, True]
     assert load(cluster({"type": "c7i.large"}))["nodes"][0]["placement_group"] is False
     assert load(cluster(storage={"lustre": {"gib": 4800}}))["storage"]["lustre"]["throughput"] == 250
 
@@ -124,6 +126,8 @@ GROUP_FAULTS: list[tuple[dict[str, Any], str, str]] = [
     ({"market": "reservation", "reservation": "cr-01234567"}, "hyperpod-eks", "give the ARN of a training plan"),
     ({"count": 3, "max": 2}, "eks", "min 3, count 3 and max 2 must be in this order"),
     ({"count": 0}, "eks", "has no nodes; set count or max"),
+    ({"count": 0, "max": 4}, "ec2", "has max 4, with which Slurm starts its nodes; that takes count 0, the role compute and a group"),
+    ({"max": 4}, "ec2", "has max 4, with which Slurm starts its nodes"),
     ({"min": 1}, "ec2", "has min 1, and plain EC2 has count nodes"),
     ({"disk": 4}, "ec2", "disk must be 8 to 16384 GiB"),
     ({"count": True}, "ec2", "count must be a whole number, not True"),

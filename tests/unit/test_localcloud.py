@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import json
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -25,6 +26,7 @@ from ansible_collections.muster.fleet.plugins.module_utils.containers.image impo
 from ansible_collections.muster.fleet.plugins.module_utils.containers.ssh import make_key
 from ansible_collections.muster.fleet.plugins.module_utils.hardware.catalogue import ec2_interfaces, names
 from localcloud import machines as machines_of_containers
+from localcloud.metadata import Metadata
 
 
 def run(ec2, **more: object) -> list[dict]:
@@ -321,6 +323,58 @@ def test_other_services_verify_too(client, served) -> None:
     }
     for service, call in (("s3", "list_buckets"), ("ssm", "describe_parameters"), ("sts", "get_caller_identity")):
         assert code(getattr(boto3.client(service, region_name="us-east-1", **wrong), call)) == "SignatureDoesNotMatch"
+
+
+def test_an_instance_reads_its_metadata_and_keys_of_its_role(ec2, client, served) -> None:
+    """By tokens alone, and only of itself: the address says who asks."""
+    client("iam").create_role(RoleName="node", AssumeRolePolicyDocument="{}")
+    client("iam").create_instance_profile(InstanceProfileName="node")
+    client("iam").add_role_to_instance_profile(InstanceProfileName="node", RoleName="node")
+    data = {
+        "ImageId": AMI,
+        "InstanceType": "c6i.large",
+        "IamInstanceProfile": {"Name": "node"},
+        "InstanceMarketOptions": {"MarketType": "spot"},
+        "MetadataOptions": {"HttpTokens": "required", "InstanceMetadataTags": "enabled"},
+    }
+    ec2.create_launch_template(LaunchTemplateName="t", LaunchTemplateData=data)
+    made = ec2.run_instances(LaunchTemplate={"LaunchTemplateName": "t"}, MinCount=2, MaxCount=2)["Instances"]
+    plain = run(ec2)[0]
+    second = show(ec2, made[1]["InstanceId"])
+    assert second["InstanceLifecycle"] == "spot" and second["IamInstanceProfile"]["Arn"].endswith("instance-profile/node")
+    service = Metadata()
+
+    def ask(path: str, address: str = second["PrivateIpAddress"], method: str = "GET", **headers: str) -> tuple[str, str]:
+        named = {f"HTTP_X_AWS_EC2_METADATA_{name.upper()}": value for name, value in headers.items()}
+        status, text = service.answer({"REMOTE_ADDR": address, "PATH_INFO": f"/latest/{path}", "REQUEST_METHOD": method, **named})
+        return status[:3], text.decode()
+
+    assert ask("meta-data/instance-id") == ("401", "")
+    assert ask("api/token", method="PUT", token_ttl_seconds="99999")[0] == "400"
+    assert ask("api/token", address="10.9.9.9", method="PUT", token_ttl_seconds="60")[0] == "404"
+    token = ask("api/token", method="PUT", token_ttl_seconds="60")[1]
+    assert ask("meta-data/instance-id", token=token) == ("200", second["InstanceId"])
+    assert ask("meta-data/placement/region", token=token) == ("200", "us-east-1")
+    assert ask("meta-data/tags/instance/muster:slurm_node", token=token)[0] == "404"
+    for each in (second["InstanceId"], plain["InstanceId"]):
+        ec2.create_tags(Resources=[each], Tags=[{"Key": "muster:slurm_node", "Value": "gpu-1"}])
+    assert ask("meta-data/tags/instance/muster:slurm_node", token=token) == ("200", "gpu-1")
+    other = show(ec2, plain["InstanceId"])["PrivateIpAddress"]
+    assert ask("meta-data/tags/instance/muster:slurm_node", address=other, token=token)[0] == "404", "its launch asked for no tags"
+    assert ask("meta-data/iam/security-credentials/", address=other, token=token)[0] == "404"
+    assert ask("meta-data/iam/security-credentials/", token=token) == ("200", "node")
+    keys = json.loads(ask("meta-data/iam/security-credentials/node", token=token)[1])
+    mine = {"aws_access_key_id": keys["AccessKeyId"], "aws_secret_access_key": keys["SecretAccessKey"], "aws_session_token": keys["Token"]}
+    told = boto3.client("sts", region_name="us-east-1", endpoint_url=served.env["AWS_ENDPOINT_URL"], **mine).get_caller_identity()
+    assert told["Arn"].endswith(f"assumed-role/node/{second['InstanceId']}")
+
+
+def test_requests_for_metadata_need_no_signature_and_others_do(served) -> None:
+    for path, expected in (("/latest/meta-data/instance-id", 404), ("/meta-data", 403)):
+        asked = urllib.request.Request(served.env["AWS_ENDPOINT_URL"] + path)
+        with pytest.raises(urllib.error.HTTPError) as error:
+            urllib.request.urlopen(asked, timeout=10)
+        assert error.value.code == expected
 
 
 def test_an_image_that_an_instance_runs_stays_in_the_engine() -> None:

@@ -43,6 +43,14 @@ def test_a_fleet_has_a_controller_and_compute_nodes() -> None:
     assert [said.split(";")[0] for said in faults({"all": ["x"]})] == ["The fleet has no compute nodes", "The fleet has no controller"]
 
 
+def test_a_fleet_may_have_only_nodes_that_slurm_starts() -> None:
+    fleet = {"all": ["head"], "muster_controller": ["head"]}
+    cloud = {"name": "gpu", "hosts": ["gpu-1"], "params": {"State": "Cloud"}}
+    assert faults(fleet, nodegroups=[{"name": "rest", "hosts": []}, cloud]) == []
+    for others in ({**cloud, "hosts": []}, {**cloud, "params": {"State": "FUTURE"}}, {**cloud, "params": None}):
+        assert [said.split(";")[0] for said in faults(fleet, nodegroups=[others])] == ["The fleet has no compute nodes"]
+
+
 def test_two_nodes_cannot_have_one_nodename() -> None:
     assert faults({**FLEET, "muster_compute": ["n1.a", "n1.b", "n2"]}) == [
         "Compute nodes n1.a and n1.b have the same NodeName, which is the inventory name up to its first dot; rename one of them."

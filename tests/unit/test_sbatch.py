@@ -66,6 +66,25 @@ def test_the_nodes_environment_reaches_the_ranks_and_the_jobs_own_wins(tmp_path,
     assert (done.returncode, done.stdout, done.stderr) == (0, seen, "")
 
 
+@pytest.mark.parametrize(
+    ("shown", "seen"),
+    [
+        ("NodeName=gpu-1 CoresPerSocket=2 NodeAddr=10.0.0.7 NodeHostName=gpu-1", "10.0.0.7"),
+        ("NodeName=gpu-1 NodeAddr=gpu-1 NodeHostName=gpu-1", "gpu-1"),
+        ("", "gpu-1"),
+    ],
+)
+def test_ranks_meet_at_the_address_that_slurm_has(tmp_path, shown, seen):
+    """The name of a node that Slurm started resolves nowhere."""
+    said = f'[ "$1" = show ] && echo gpu-1 || {{ [ -n "{shown}" ] || exit 1; echo "{shown}"; }}'
+    for name, body in {"scontrol": said, "srun": 'echo "$MASTER_ADDR"'}.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_NODELIST": "gpu-[1-2]", "SLURM_JOB_ID": "7"}
+    done = subprocess.run(["bash"], input=rendered(nodes=2), env=environment, capture_output=True, text=True, check=False)
+    assert (done.stdout.split(), done.returncode) == ([seen], 0), done.stderr
+
+
 def test_every_script_is_bash_and_runs_the_words_it_was_given(tmp_path):
     secret = tmp_path / "token"
     secret.write_text('it\'s a "secret"\n')

@@ -7,6 +7,8 @@ ParallelCluster and PCS.
 It runs playbook boot.yml of the collection that the image has (`configure`, then `verify_node`) against an inventory with the node alone,
 in the groups that its role and type give it, and reports the verdict where somebody looks: tags of the instance, Slurm, the console. A node
 that fails takes no jobs. A node is ready only when the playbook wrote so as its last task.
+
+An instance that Slurm started takes the name of its node first, and runs role slurm after all others.
 """
 
 from __future__ import annotations
@@ -14,10 +16,11 @@ from __future__ import annotations
 import json
 import re
 
-from ansible_collections.muster.fleet.plugins.module_utils.aws.cluster import accelerated
+from ansible_collections.muster.fleet.plugins.module_utils.aws.cluster import accelerated, slurm_secret, started_by_slurm
 from ansible_collections.muster.fleet.plugins.module_utils.aws.hosts import type_groups
 
 STATE_TAG, REASON_TAG = "muster:state", "muster:reason"
+NODE_TAG = "muster:slurm_node"  # what the ResumeProgram writes, playbooks/files/cloud_nodes.py
 # Where an image keeps the collection and its environment. playbooks/tasks/image_muster.yml puts them there when an image is made.
 HOME = "/opt/muster"
 IMAGE_PHASES = ("install", "verify_image")
@@ -91,7 +94,7 @@ fi
 cat >"$facts" <<'MUSTER_NODE' || fail "$facts cannot be written"
 @FACTS@
 MUSTER_NODE
-# Not localhost, which is no node to the playbooks.
+@JOIN@# Not localhost, which is no node to the playbooks.
 node=$(hostname -s)
 [[ $node =~ ^[A-Za-z0-9][A-Za-z0-9-]*$ && $node != localhost ]] ||
   fail "the node's name is '$node', which cannot be a host's; set one by hostnamectl"
@@ -110,24 +113,75 @@ nocolor = true
 [inventory]
 any_unparsed_is_failed = true
 MUSTER_CFG
-run() { # PHASE
-  rm -f "$result" &&
-    ANSIBLE_CONFIG=$folder/node.cfg "$home/bin/ansible-playbook" -i "$inventory" -e @"$facts" \
-      -e "{muster_phases: [$1], muster_boot_dir: '$folder'}" muster.fleet.boot </dev/null
-}
-for phase in @PHASES@; do
+run() { # PHASES ARGUMENT... of ansible-playbook
+  local code state='' reason=''
   before=$(($(wc -l <"$log") + 1))
-  run "$phase" >>"$log" 2>&1
+  rm -f "$result" &&
+    ANSIBLE_CONFIG=$folder/node.cfg "$home/bin/ansible-playbook" -i "$inventory" -e @"$facts" "${@:2}" \
+      -e "{muster_phases: [$1], muster_boot_dir: '$folder'}" muster.fleet.boot </dev/null >>"$log" 2>&1
   code=$?
-  state='' reason=''
   # The playbook writes it at its end. Ansible ends well when no host is in a play, too.
   [ ! -s "$result" ] || { read -r state && read -r reason; } <"$result"
-  if [ "$code" = 0 ] && [ "$state" = ready ]; then continue; fi
+  if [ "$code" = 0 ] && [ "$state" = ready ]; then return; fi
   if [ -z "$state" ]; then reason="no task ran on $node, and ansible-playbook ended with $code: $(said)"; fi
-  fail "$phase: ${reason:-see $log}"
+  fail "$1: ${reason:-see $log}"
+}
+for phase in @PHASES@; do
+  run "$phase"@MORE@
 done
-report ready
+@SLURM@report ready
 """
+
+# Slurm started this instance for one of its nodes. Its ResumeProgram writes the node's name into a tag when EC2 has answered the launch.
+JOIN = r"""slurm_node='' joins=$folder/slurm
+for _ in {1..60}; do
+  slurm_node=$(imds meta-data/tags/instance/@NODE_TAG@) && break
+  sleep "${MUSTER_PAUSE:-2}"
+done
+[[ $slurm_node =~ ^[A-Za-z0-9][A-Za-z0-9-]*$ ]] ||
+  fail "the metadata has no tag @NODE_TAG@; let Slurm's ResumeProgram start this instance, with InstanceMetadataTags in its launch template"
+hostnamectl set-hostname "$slurm_node" >>"$log" 2>&1 || hostname "$slurm_node" 2>>"$log" ||
+  fail "the host cannot be named $slurm_node; see $log"
+# cloud-init would give the old name back, and no DNS has the new one.
+{ [ ! -d /etc/cloud/cloud.cfg.d ] || echo 'preserve_hostname: true' >/etc/cloud/cloud.cfg.d/99-muster-hostname.cfg; } 2>>"$log"
+if address=$(imds meta-data/local-ipv4) && ! grep -qw -- "$slurm_node" /etc/hosts; then
+  { printf '%s %s\n' "$address" "$slurm_node" >>/etc/hosts; } 2>>"$log" || say "/etc/hosts cannot be written"
+fi
+take_secret() { # what a node needs to join Slurm, through a pipe: the key is in no argument and no log
+  local region
+  (umask 077 && mkdir -p "$joins") && region=$(imds meta-data/placement/region) &&
+    timeout 60 aws secretsmanager get-secret-value --region "$region" --secret-id '@SECRET@' --query SecretString --output text |
+    "$home/bin/python" -c "$slurm_split" "$joins"
+}
+slurm_split='
+import json, os, sys
+os.umask(0o077)
+try:
+    found = json.load(sys.stdin)
+    variables = found["variables"]
+    controllers = "".join(each + "\n" for each in variables["slurm_controller_hosts"])
+    texts = {"munge.key": found["munge_key"], "variables.json": json.dumps(variables), "controllers": controllers}
+except (ValueError, KeyError, TypeError):
+    sys.exit("the secret has no munge key and no variables; run playbooks/cloud_nodes.yml")
+for name, text in texts.items():
+    with open(os.path.join(sys.argv[1], name), "w") as file:
+        file.write(text)
+'
+before=$(($(wc -l <"$log") + 1))
+take_secret >>"$log" 2>&1 || fail "secret @SECRET@ could not be read: $(tail -n "+$before" "$log" | grep -m1 -v '^ *$' | cut -c1-300)"
+"""
+# What the fleet says wins over the document, which says it from the day of its launch template.
+JOIN_MORE = ' --limit "$node" -e @"$joins/variables.json" -e "slurm_secrets_dir=$joins"'
+# slurmd takes jobs as soon as it runs, so it comes last. The health checks look for its services only where the inventory has controllers
+# of Slurm; nothing runs there.
+JOIN_LAST = (
+    """{ printf '[muster_controller]\\n' && cat "$joins/controllers"; } >>"$inventory" || fail "$inventory cannot be written"
+last=slurm
+if grep -q '"node_health"' "$folder/manifest.json"; then last=slurm,node_health; fi
+run 'configure, verify_node'%s -e "{muster_components: [$last]}"
+"""
+    % JOIN_MORE
+)
 
 
 def carriers(cluster):
@@ -158,7 +212,8 @@ def facts(cluster, group):
 
 def script(cluster, group):
     """The script for a node group; the same text for the same group."""
-    return _filled(cluster, groups(cluster, group), facts(cluster, group), ("configure", "verify_node"))
+    joins = started_by_slurm(cluster, group)
+    return _filled(cluster, groups(cluster, group), facts(cluster, group), ("configure", "verify_node"), joins)
 
 
 def image_script(cluster):
@@ -172,8 +227,11 @@ def image_script(cluster):
     return _filled(cluster, carried, known, IMAGE_PHASES)
 
 
-def _filled(cluster, carried, known, phases):
-    found = SCRIPT.replace("@COLLECTION@", cluster["setup"]["collection"]).replace("@HOME@", HOME)
+def _filled(cluster, carried, known, phases, joins=False):
+    found = SCRIPT.replace("@JOIN@", JOIN if joins else "").replace("@SLURM@", JOIN_LAST if joins else "")
+    found = found.replace("@MORE@", JOIN_MORE if joins else "")
+    found = found.replace("@NODE_TAG@", NODE_TAG).replace("@SECRET@", slurm_secret(cluster["name"]))
+    found = found.replace("@COLLECTION@", cluster["setup"]["collection"]).replace("@HOME@", HOME)
     found = found.replace("@GROUPS@", " ".join(carried)).replace("@PHASES@", " ".join(phases))
     return found.replace("@FACTS@", json.dumps(known, indent=1, sort_keys=True))
 

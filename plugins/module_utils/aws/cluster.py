@@ -337,6 +337,16 @@ def accelerated(name):
     return None
 
 
+def started_by_slurm(cluster, group):
+    """Whether Slurm starts and ends the nodes of a group, by the programs of cloud_nodes.yml."""
+    return cluster["kind"] == "ec2" and group["max"] > group["count"]
+
+
+def slurm_secret(name):
+    """The secret from which those nodes of a cluster take what they need to join Slurm."""
+    return "%s-slurm" % name
+
+
 def _check_market(group, have, found, what):
     market, reservation = group["market"], group["reservation"]
     bought = market in ("reservation", "capacity-block")
@@ -373,6 +383,13 @@ def _check_kind(found, where):
                 "%s: node group %s has min %d, and plain EC2 has count nodes; remove min." % (where, group["name"], group["min"])
             )
     controllers = [each["name"] for each in found["nodes"] if each["role"] == "controller"]
+    for group in found["nodes"]:
+        if started_by_slurm(found, group) and (group["count"] or group["role"] != "compute" or not controllers):
+            message = (
+                "%s: node group %s has max %d, with which Slurm starts its nodes; that takes count 0, the role compute and a group of the "
+                "role controller."
+            )
+            raise ClusterError(message % (where, group["name"], group["max"]))
     if kind in ("parallelcluster", "hyperpod-slurm") and len(controllers) != 1:
         raise ClusterError("%s needs one node group of the role controller and has %d." % (where, len(controllers)))
     if not any(each["role"] == "compute" for each in found["nodes"]):

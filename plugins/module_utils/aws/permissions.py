@@ -63,6 +63,13 @@ LAUNCH = [
     "ec2:DescribeLaunchTemplateVersions",
     "ec2:DescribePlacementGroups",
 ]
+SECRET = [
+    "secretsmanager:CreateSecret",
+    "secretsmanager:DeleteSecret",
+    "secretsmanager:GetSecretValue",
+    "secretsmanager:PutSecretValue",
+    "secretsmanager:TagResource",
+]
 PARTS = {
     "vpc": [
         "ec2:AllocateAddress",
@@ -134,6 +141,8 @@ PARTS = {
         "fsx:TagResource",
         "fsx:UpdateFileSystem",
     ],
+    # With node groups that Slurm starts, plain EC2 has a secret.
+    "secret": SECRET,
     "ec2": [*LAUNCH, "ec2:RunInstances", "ec2:TerminateInstances", "s3:GetObject", "s3:ListBucket", *ROLE],
     "batch": [
         *LAUNCH,
@@ -160,11 +169,7 @@ PARTS = {
         "kms:EnableKeyRotation",
         "kms:ScheduleKeyDeletion",
         "kms:TagResource",
-        "secretsmanager:CreateSecret",
-        "secretsmanager:DeleteSecret",
-        "secretsmanager:GetSecretValue",
-        "secretsmanager:PutSecretValue",
-        "secretsmanager:TagResource",
+        *SECRET,
     ],
 }
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from ansible_collections.muster.fleet.plugins.module_utils.aws import permissions, plan, survey
 from ansible_collections.muster.fleet.plugins.module_utils.aws.accounts import DENIED, AwsError
-from ansible_collections.muster.fleet.plugins.module_utils.aws.cluster import accelerated
+from ansible_collections.muster.fleet.plugins.module_utils.aws.cluster import accelerated, started_by_slurm
 
 # Family of types -> what EC2's quotas call it; every other letter is a standard family.
 FAMILIES = {"p": "P", "g": "G and VT", "gr": "G and VT", "trn": "Trn", "inf": "Inf", "dl": "DL", "hpc": "HPC"}
@@ -281,7 +281,8 @@ def _exports(region, cluster):
 
 
 def _permissions(region, cluster, arn):
-    wanted = permissions.actions(plan.parts(cluster))
+    joining = ["secret"] if any(started_by_slurm(cluster, group) for group in cluster["nodes"]) else []
+    wanted = permissions.actions([*plan.parts(cluster), *joining])
     if ":assumed-role/" in arn:
         head, rest = arn.split(":assumed-role/", 1)
         arn = "%s:role/%s" % (head.replace(":sts:", ":iam:"), rest.split("/")[0])

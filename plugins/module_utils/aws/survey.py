@@ -9,6 +9,7 @@ import time
 
 from ansible_collections.muster.fleet.plugins.module_utils.aws import plan
 from ansible_collections.muster.fleet.plugins.module_utils.aws.accounts import AwsError
+from ansible_collections.muster.fleet.plugins.module_utils.aws.boot import NODE_TAG
 from ansible_collections.muster.fleet.plugins.module_utils.aws.cluster import ClusterError
 
 ALIVE = ("pending", "running", "stopping", "stopped")
@@ -128,6 +129,15 @@ def left(region, cluster):
     found += [{"what": "instance", "id": each["InstanceId"]} for each in instances(region, cluster)]
     own = [{"Name": "tag:%s" % plan.CLUSTER_TAG, "Values": [cluster["name"]]}]
     found += [{"what": "volume", "id": each["VolumeId"]} for each in region.every("ec2", "DescribeVolumes", "Volumes", Filters=own)]
+    return found
+
+
+def end_slurm_nodes(region, cluster, check=False):
+    """End the instances that Slurm started for the cluster, which no stack knows; their ids."""
+    tagged = [(each["InstanceId"], [tag["Key"] for tag in each.get("Tags", [])]) for each in instances(region, cluster)]
+    found = [each for each, tags in tagged if NODE_TAG in tags]
+    if found and not check:
+        region.call("ec2", "TerminateInstances", InstanceIds=found)
     return found
 
 

@@ -27,11 +27,20 @@ def is_address(name: str) -> bool:
     return True
 
 
-def inventory_faults(groups: Mapping[str, Iterable[str]], slurm: bool = True) -> list[str]:
-    """A sentence for each fault of an inventory, {group: its hosts}, that a fleet cannot have; without Slurm it needs no certain groups."""
+def started_by_slurm(nodegroups: Iterable[Mapping]) -> bool:
+    """Whether Slurm starts nodes of slurm_nodegroups itself, so that they are no hosts of the inventory."""
+    states = [str((each.get("params") or {}).get("State", "")) for each in nodegroups if each.get("hosts")]
+    return any(each.lower() == "cloud" for each in states)
+
+
+def inventory_faults(groups: Mapping[str, Iterable[str]], slurm: bool = True, nodegroups: Iterable[Mapping] = ()) -> list[str]:
+    """A sentence for each fault of an inventory, {group: its hosts}, that a fleet cannot have; without Slurm it needs no certain groups.
+
+    nodegroups: the fleet's slurm_nodegroups.
+    """
     nodes = {host for group, hosts in groups.items() if group.startswith("muster_") for host in hosts}
     faults = []
-    if slurm and not groups.get("muster_compute"):
+    if slurm and not groups.get("muster_compute") and not started_by_slurm(nodegroups):
         faults.append("The fleet has no compute nodes; put at least one host into the group muster_compute of the inventory.")
     if slurm and not groups.get("muster_controller"):
         faults.append("The fleet has no controller; put a host into the group muster_controller of the inventory.")
