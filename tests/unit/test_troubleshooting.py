@@ -317,7 +317,7 @@ def denied() -> str:
     region: Any = type("Region", (), {"every": lambda self, *_names, **_options: answers})()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(preflight.plan, "parts", lambda _cluster: [])
-        return str(preflight._permissions(region, {}, "arn:aws:iam::1:role/x"))
+        return str(preflight._permissions(region, {"nodes": []}, "arn:aws:iam::1:role/x"))
 
 
 def without_exports() -> str:

@@ -37,7 +37,7 @@ RUN = {
     "eks": ("[Files of ParallelCluster", "rendered, never run", "schema by hand"),
     "hyperpod-slurm": ("[Files of ParallelCluster", "rendered, never run", "botocore's model"),
     "hyperpod-eks": ("[Files of ParallelCluster", "rendered, never run", "botocore's model"),
-    "sagemaker": ("[Launchers](jobs.md): `batch_job`, `sagemaker_job`", "against moto", "recorded answers"),
+    "sagemaker": ("The request of `sagemaker_job`", "proof", "local mode of SageMaker's SDK"),
     "own-machines": ("Debian 13 in containers", "test"),
 }
 # Commands of the AWS CLI that are not operations of a service.
