@@ -35,7 +35,7 @@ OWN_OPTIONS = {
 PREAMBLE = """\
 set -euo pipefail
 read -r MASTER_ADDR < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
-# No DNS knows the nodes that Slurm starts, but Slurm knows their addresses. Elsewhere the address is the name.
+# No DNS knows the nodes that Slurm starts, but Slurm knows their addresses. Elsewhere, and without an answer, the name is good.
 node_addr=$(scontrol --oneliner show node "$MASTER_ADDR" | sed -n 's/.* NodeAddr=\\([^ ]*\\).*/\\1/p') || true
 MASTER_ADDR=${node_addr:-$MASTER_ADDR}
 # Below the ephemeral ports, and another one for each job that may share the node.
