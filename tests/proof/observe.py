@@ -98,28 +98,28 @@ class Webhook:
 
 
 class Fleet:
-    """A controller that watches itself and two compute nodes."""
+    """A controller that watches itself and two compute nodes. given: what its inventory says beside that."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, name: str, **given: object) -> None:
+        self.folder, self.name = folder, name
         inventory = folder / "inventory"
         inventory.mkdir()
         options = {
             "plugin": "muster.fleet.local_fleet",
-            "fleet": NAME,
+            "fleet": name,
             "memory": "1536",
-            "nodes": {"controller-1": {"memory": "2560"}, "compute-1": {"type": "p5.48xlarge", "tmpfs": {"/scratch": "64m"}}},
+            **given,
         }
         (inventory / "local_fleet.yml").write_text(json.dumps(options))
         (inventory / "monitoring.yml").symlink_to(ROOT / "inventory/local/monitoring.yml")
         (inventory / "group_vars").symlink_to(ROOT / "inventory/local/group_vars")
         self.inventory = inventory
         self.env = {**os.environ, "XDG_STATE_HOME": str(folder / "state"), "PWD": str(folder), "ANSIBLE_NOCOLOR": "1"}
-        self.state = state_dir(NAME, self.env)
+        self.state = state_dir(name, self.env)
         self.settings: dict[str, object] = {"monitoring_interval": "5s", "monitoring_alarms": QUICK}
 
     def play(self, playbook: str, *extra: str, **variables: object) -> subprocess.CompletedProcess:
-        given = {"muster_fleet": NAME, "muster_monitoring": True, "muster_components": COMPONENTS, **self.settings, **variables}
+        given = {"muster_fleet": self.name, "muster_monitoring": True, "muster_components": COMPONENTS, **self.settings, **variables}
         done = typed(
             [".venv/bin/ansible-playbook", playbook, "-i", str(self.inventory), "-e", json.dumps(given), *extra], self.env, timeout=1200
         )
@@ -128,7 +128,7 @@ class Fleet:
         return done
 
     def containers(self) -> Containers:
-        return Containers(NAME, find_engine(), self.state, cache_dir(self.env))
+        return Containers(self.name, find_engine(), self.state, cache_dir(self.env))
 
     def run(self, node: str, script: str, timeout: float = 120):
         return self.containers().run_in(node, ["sh", "-ec", script], timeout=timeout)
@@ -173,7 +173,8 @@ def wait_for(what: str, found: Callable[[], object], patience: float = 90) -> ob
 @pytest.fixture(scope="module")
 def fleet(artifacts) -> Iterator[Fleet]:
     """The fleet, watched."""
-    made = Fleet(artifacts.folder(NAME))
+    nodes = {"controller-1": {"memory": "2560"}, "compute-1": {"type": "p5.48xlarge", "tmpfs": {"/scratch": "64m"}}}
+    made = Fleet(artifacts.folder(NAME), NAME, nodes=nodes)
     artifacts.leave(f"fleet {NAME}", lambda: made.play("playbooks/local_down.yml").check_returncode())
     done = made.play("playbooks/local_up.yml")
     assert done.returncode == 0, done.stdout[-3000:]
@@ -369,6 +370,20 @@ def test_a_receiver_that_there_is_not_changes_nothing(fleet: Fleet) -> None:
     done = fleet.play("playbooks/provision.yml", monitoring_receivers=[{"kind": "pager"}])
     assert done.returncode != 0
     assert "There is no receiver of kind pager (monitoring_receivers); the kinds are webhook, slack, sns, email." in done.stdout
+
+
+def test_a_controller_without_slurm_is_watched(artifacts) -> None:
+    plain = Fleet(artifacts.folder("plain"), "observe-plain", compute=1)
+    plain.settings |= {"muster_components": ["common", "monitoring"], "monitoring_training_logs": ["/fsx/checkpoints-*/train.jsonl"]}
+    artifacts.leave("fleet observe-plain", lambda: plain.play("playbooks/local_down.yml").check_returncode())
+    for playbook in ("local_up", "provision"):
+        done = plain.play(f"playbooks/{playbook}.yml")
+        assert done.returncode == 0, done.stdout[-5000:]
+    plain.put("controller-1", "/fsx/checkpoints-1/train.jsonl", RECORDED.read_text())
+    plain.sh("controller-1", "chmod 0700 /fsx/checkpoints-1; chmod 0600 /fsx/checkpoints-1/train.jsonl")
+    wait_for("the step of a training", lambda: [each for each in plain.query("muster_training_step") if float(each["value"][1]) > 0])
+    assert plain.query("muster_slurm_up") == []
+    assert plain.sh("controller-1", f"{WATCH} rules") == f"all {len(alarms.ALARMS)} rules are evaluated"
 
 
 def test_the_password_is_nowhere_else(fleet: Fleet) -> None:
