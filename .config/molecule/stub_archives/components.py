@@ -248,6 +248,8 @@ def cuda_repository(archives: Archives, version: str = "595.112.07") -> None:
             "/usr/local/cuda/bin/nvcc": (labelled((SOURCES / "cuda/nvcc").read_text())),
             "/usr/local/cuda/version.json": json.dumps({"cuda": {"name": LABEL.format("CUDA SDK"), "version": "13.2.2"}}) + "\n",
         }))  # fmt: skip
+        said = "NVIDIA Nsight Systems version {version}"
+        debs.append(deb("cuda-nsight-systems-13-2", "13.2.2-1", {"/usr/bin/nsys": answers("nsys", "13.2.2", {"--version": said})}))
     for arch in ("x86_64", "sbsa"):
         archives.apt_repository(url.format(system="debian13", arch=arch), debs)
     signature = archives.put_key("https://developer.download.nvidia.com/cuda.pub")
@@ -257,6 +259,7 @@ def cuda_repository(archives: Archives, version: str = "595.112.07") -> None:
     archives.stack["nvlsm"] = {"version": "*", "sources": [source]}
     if REHEARSES:
         archives.stack["cuda"] = {"version": "13.2.2", "sources": [{**source, "packages": ["cuda-toolkit-13-2"]}]}
+        archives.stack["nsight"] = {"version": "13.2.2", "sources": [{**source, "packages": ["cuda-nsight-systems-13-2"]}]}
     archives.stack["dcgm"] = {"version": "4.7.0", "sources": [{**source, "packages": ["datacenter-gpu-manager-4-cuda13"]}]}
 
 
