@@ -20,7 +20,8 @@ pytestmark = pytest.mark.engine
 
 NAME = "kills"
 # (what, compute nodes before, compute nodes asked for, the longest time before the kill in seconds)
-KEEPS, SHRINKS, GROWS, FIRST = ("keeps", 2, 2, 30), ("shrinks", 2, 1, 30), ("grows", 1, 2, 45), ("first run", 0, 2, 120)
+# The gate of the collectives needs two nodes.
+KEEPS, SHRINKS, GROWS, FIRST = ("keeps", 2, 2, 30), ("shrinks", 3, 2, 30), ("grows", 2, 3, 45), ("first run", 0, 2, 120)
 KILLS = [FIRST, *[KEEPS] * 8, *[SHRINKS, GROWS] * 4, *[FIRST] * 3]
 SEED = int(os.environ.get("MUSTER_KILLS_SEED", str(time.time_ns() % 1_000_000)))
 
