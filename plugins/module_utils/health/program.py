@@ -100,6 +100,7 @@ def act(node, drains, state, folder, name):
                     ]
     except (CannotRun, ValueError) as error:
         return ["Slurm did not answer, so nothing was drained or resumed: %s" % error], None
+    requeued = requeue(node, name) if decision["requeue"] else []
     if not drains:
         for hook in hooks:
             os.remove(os.path.join(folder, hook + ".failed"))
@@ -108,7 +109,29 @@ def act(node, drains, state, folder, name):
         said.append("drained: " + decision["reason"])
     elif decision["action"] == "resume":
         said.append("resumed, because its checks pass again")
-    return said, decision["alarm"]
+    return said + requeued, decision["alarm"]
+
+
+def requeue(node, name):
+    """Requeue the jobs that run on this drained node, so that Slurm starts them elsewhere: sentences."""
+
+    def ask(*argv):
+        rc, out, err = node.answer(list(argv), 20)
+        if rc:
+            raise CannotRun("%s failed: %s" % (" ".join(argv[:2]), " ".join((err or out).split())))
+        return out
+
+    said = []
+    try:
+        for job in policy.job_numbers(ask("squeue", "--noheader", "--states=RUNNING,SUSPENDED", "--nodelist=" + name, "--format=%i")):
+            if policy.may_requeue(ask("scontrol", "-o", "show", "job", job)):
+                ask("scontrol", "requeue", job)
+                said.append("requeued job %s" % job)
+            else:
+                said.append("job %s goes on, because it may not be requeued" % job)
+    except CannotRun as error:
+        said.append("not every job was requeued: %s" % error)
+    return said
 
 
 def arguments(argv):
