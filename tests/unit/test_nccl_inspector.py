@@ -148,7 +148,7 @@ def test_the_module_reads_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture
         with patch_module_args({"folder": str(folder), "expect_ranks": 4}), pytest.raises(SystemExit):
             nccl_inspector.main()
         result = json.loads(capsys.readouterr().out)
-        assert (result["status"], result["changed"]) == (status, False)
+        assert (result["status"], result["changed"], result["damaged"]) == (status, False, 0)
 
 
 SOURCES = {
