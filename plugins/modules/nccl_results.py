@@ -317,7 +317,9 @@ def main():
         document = refused(error, expect)
     except CatalogueError as error:
         module.fail_json(msg=str(error))
-    document = inspected(rehearsed(document, rehearsal.named(text)), asked["inspector"] or {}, asked["warn_below"])
+    # A registered result has the state of its task as well.
+    inspector = {key: value for key, value in (asked["inspector"] or {}).items() if key not in ("changed", "failed", "warnings")}
+    document = inspected(rehearsed(document, rehearsal.named(text)), inspector, asked["warn_below"])
     for remark in document["remarks"][:5]:
         module.warn(remark)
     if "failed" in (document["verdict"], document.get("rehearsed")):

@@ -10,12 +10,14 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 import tarfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 from ansible.module_utils.testing import patch_module_args
+from playbook import run_playbook
 
 from ansible_collections.muster.fleet.plugins.module_utils.health.nccl_inspector import event, not_run, summary
 from ansible_collections.muster.fleet.plugins.module_utils.health.nccl_judge import inspected
@@ -188,3 +190,68 @@ def test_the_build_has_the_inspector_when_it_is_asked_for(tmp_path: Path, where:
     own = {"PATH": os.environ["PATH"], "NCCL_INSPECTOR_DUMP_DIR": "/mine", "NCCL_INSPECTOR_DUMP_THREAD_INTERVAL_MICROSECONDS": "0"}
     shown = subprocess.run(run, capture_output=True, text=True, check=True, env=own)
     assert "NCCL_INSPECTOR_DUMP_DIR=/mine\n" in shown.stdout and "MICROSECONDS=0\n" in shown.stdout
+
+
+PLAY = """\
+- hosts: localhost
+  gather_facts: false
+  vars_files: [{vars}]
+  tasks:
+    - ansible.builtin.set_fact:
+        __collective_reasons: []
+    - ansible.builtin.include_tasks: tasks/collective_job.yml
+    - ansible.builtin.copy: {{dest: {folder}/reasons.json, content: "{{{{ __collective_reasons | to_json }}}}"}}
+"""
+RUN = """\
+- ansible.builtin.set_fact:
+    run_job: {folder: "{{ lookup('env', 'PWD') }}/job", nodes: [compute-1, compute-2], pods: {}, result: {restarts: 1}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("inspector", "wrote", "allowed", "reasons"),
+    [
+        ({"run": True, "reason": ""}, True, False, 0),
+        ({"run": True, "reason": ""}, False, False, 1),
+        ({"run": True, "reason": ""}, False, True, 0),
+        ({"run": False, "reason": "compute-2 without it"}, True, False, 1),
+        ({"run": False, "reason": ""}, True, False, 0),
+    ],
+)
+def test_the_playbook_joins_it_to_the_verdict(tmp_path: Path, inspector: dict, wrote: bool, allowed: bool, reasons: int) -> None:
+    """The tasks of nccl_tests.yml, with a job that has run already and was requeued once."""
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "tasks/collective_job.yml").write_text((ROOT / "playbooks/tasks/collective_job.yml").read_text())
+    (tmp_path / "tasks/run_job.yml").write_text(RUN)
+    (tmp_path / "job/nccl-inspector-1").mkdir(parents=True)
+    for rank in range(16 if wrote else 15):
+        (tmp_path / f"job/nccl-inspector-1/compute-pid{rank}.log").write_text(line(rank, n_ranks=16))
+    (tmp_path / "run/jobs/nccl-all_reduce").mkdir(parents=True)
+    output = (ROOT / "tests/fixtures/nccl/constructed-2.19.txt").read_text()
+    (tmp_path / "run/jobs/nccl-all_reduce/output.txt").write_text(output)
+    document = {"name": "nccl-all_reduce", "nodes": 2, "launcher": {"kind": "slurm"}}
+    job = {"document": document, "real": None, "op": "all_reduce", "datatype": "float", "ranks": 16, "floors": [], "type": ""}
+    given = {
+        "collective_job": {**job, "hosts": ["localhost"], "inspector": inspector},
+        "__run_dir": str(tmp_path / "run"),
+        "muster_collectives": {"inspector": True},
+    }
+    (tmp_path / "vars.json").write_text(json.dumps(given))
+    (tmp_path / "play.yml").write_text(PLAY.format(vars=tmp_path / "vars.json", folder=tmp_path))
+    local: dict[str, Any] = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
+    local["muster_allow_not_run"] = ["collectives.inspector"] if allowed else []
+    (tmp_path / "hosts.json").write_text(json.dumps({"all": {"hosts": {"localhost": local}}}))
+    done = run_playbook(tmp_path, "-i", tmp_path / "hosts.json", tmp_path / "play.yml")
+    assert done.returncode == 0, done.stdout + done.stderr
+    verdict = json.loads((tmp_path / "run/jobs/nccl-all_reduce/nccl.json").read_text())
+    assert verdict["verdict"] == "passed", verdict["reasons"]
+    said = json.loads((tmp_path / "reasons.json").read_text())
+    assert len(said) == reasons
+    if inspector["run"]:
+        assert not {"changed", "failed"} & set(verdict["inspector"]), "only what the document has"
+        assert (verdict["inspector"]["status"], verdict["inspector"]["ranks"]) == (("passed", 16) if wrote else ("not_run", 15))
+    if reasons:
+        why = inspector["reason"] or "15 of 16 ranks wrote lines"
+        assert said[0].startswith(f"NCCL's inspector did not run ({why}); leave inspector out of muster_collectives")
+    else:
+        assert ("inspector" in verdict) == inspector["run"]
