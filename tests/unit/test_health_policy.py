@@ -56,7 +56,7 @@ def test_a_node_is_drained_for_its_worst_check() -> None:
     assert found["reason"] == "muster:gpu_count: the driver lists 7 of 8 GPUs; restart it (1 of 2) [image ami-1]"
     assert policy.commands("n1", nodes()["n1"], found, False) == [
         ["scontrol", "update", "NodeName=n1", "State=DRAIN", "Reason=" + found["reason"]],
-        ["scontrol", "update", "NodeName=n1", "AvailableFeatures=HealthCheck:Failed"],
+        ["scontrol", "update", "NodeName=n1", "AvailableFeatures=HealthCheck:Failed", "ActiveFeatures=HealthCheck:Failed"],
     ]
 
 

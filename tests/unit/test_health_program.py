@@ -61,7 +61,10 @@ def test_a_node_drains_itself_and_comes_back(slurm: Path) -> None:
     (slurm / "health.json").write_text(json.dumps({"schema": settings.SCHEMA, "container": True, "allow_not_run": ["drift"], "disks": []}))
     code, out, _err = run(slurm, *argv)
     assert code == 0, out
-    assert calls(slurm) == ["update NodeName=n1 State=RESUME", "update NodeName=n1 AvailableFeatures=HealthCheck:Passed"]
+    assert calls(slurm) == [
+        "update NodeName=n1 State=RESUME",
+        "update NodeName=n1 AvailableFeatures=HealthCheck:Passed ActiveFeatures=HealthCheck:Passed",
+    ]
     assert "resumed, because its checks pass again" in out
 
 
@@ -76,6 +79,7 @@ case "$*" in
 "-o show job 7") echo "JobId=7 Requeue=1 Restarts=0 BatchFlag=1" ;;
 "-o show job 8") echo "JobId=8 Requeue=0 Restarts=0 BatchFlag=1" ;;
 "-o show job 9_2") echo "JobId=11 Requeue=1 Restarts=0 BatchFlag=1" ;;
+*AvailableFeatures*) echo "Active features not subset" >&2; exit 1 ;;
 "requeue 9_2") echo "Job has already finished" >&2; exit 1 ;;
 *) echo "$@" >>{folder}/calls ;;
 esac
@@ -102,7 +106,8 @@ def test_a_drain_requeues_the_jobs_that_may_start_again(slurm: Path) -> None:
             ]
             drain = next(number for number, line in enumerate(done) if "State=DRAIN" in line)
             assert drain < done.index("requeue 7"), "or Slurm could start it here again"
-            assert out.splitlines()[-3:] == [
+            assert out.splitlines()[-4:] == [
+                "scontrol update failed: Active features not subset; look at scontrol ping.",
                 "requeued job 7",
                 "job 8 goes on, because it may not be requeued",
                 "not every job was requeued: scontrol requeue failed: Job has already finished",

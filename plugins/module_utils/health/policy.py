@@ -168,7 +168,8 @@ def commands(me, mine, decision, well, features=True):
         out.append([*update, "Comment=" + decision["comment"]])
     wanted = with_health(mine["features"], well)
     if features and sorted(wanted) != sorted(mine["features"]):
-        out.append([*update, "AvailableFeatures=" + ",".join(wanted)])
+        # While a job runs, Slurm refuses available features that lack an active one.
+        out.append([*update, "AvailableFeatures=" + ",".join(wanted), "ActiveFeatures=" + ",".join(wanted)])
     if decision["reboot"]:
         out.append(["scontrol", "reboot", "ASAP", "nextstate=RESUME", "reason=" + decision["reason"], me])
     return out

@@ -88,6 +88,7 @@ def act(node, drains, state, folder, name):
     if drains:
         todo = policy.advice(drains[0], policy.boots_with(state, drains[0]["check"], boot, node.now), want["drain"]["reboots"])
     hooks = [hook for hook in ("prolog", "epilog") if os.path.exists(os.path.join(folder, hook + ".failed"))]
+    failed = []
     try:
         nodes = policy.nodes_of(node.ask(["scontrol", "-o", "show", "nodes"], 20))
         decision = policy.decide(name, nodes, drains, want["drain"], now=node.now, hooks=hooks, todo=todo, image=want["image"])
@@ -95,9 +96,9 @@ def act(node, drains, state, folder, name):
             for argv in policy.commands(name, nodes[name], decision, not drains, want["drain"]["features"]):
                 rc, out, err = node.answer(argv, 20)
                 if rc:
-                    return ["%s failed: %s; look at scontrol ping." % (" ".join(argv[:2]), " ".join((err or out).split()))], decision[
-                        "alarm"
-                    ]
+                    failed.append("%s failed: %s; look at scontrol ping." % (" ".join(argv[:2]), " ".join((err or out).split())))
+                    if any(word.startswith("State=") for word in argv):
+                        return failed, decision["alarm"]
     except (CannotRun, ValueError) as error:
         return ["Slurm did not answer, so nothing was drained or resumed: %s" % error], None
     requeued = requeue(node, name) if decision["requeue"] else []
@@ -109,7 +110,7 @@ def act(node, drains, state, folder, name):
         said.append("drained: " + decision["reason"])
     elif decision["action"] == "resume":
         said.append("resumed, because its checks pass again")
-    return said + requeued, decision["alarm"]
+    return said + failed + requeued, decision["alarm"]
 
 
 def requeue(node, name):
