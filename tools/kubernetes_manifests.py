@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
 """Writes kubernetes/MODEL-fsdp.yaml: PyTorchJobs for people who apply them by envsubst and kubectl.
-It also writes kubernetes/health/node-health.yaml, which tells Kubernetes what muster-health finds on each node.
+It also writes kubernetes/health/node-health.yaml, which tells Kubernetes what muster-health finds on each node, and node-health-full.yaml
+beside it, which runs the diagnostics on idle nodes.
 
 The names of the environment are those of the AWS reference, and those of MANIFEST_NAMES beside them. With --check nothing is written; the
 exit code says whether the manifests are current.
@@ -211,6 +212,84 @@ spec:
           hostPath: {path: /}
 """
 
+# Days between two full looks at a node.
+FULL_DAYS = 6
+HEALTH_FULL = """\
+# Made by tools/kubernetes_manifests.py; `make docs` writes it anew.
+# Runs muster-health --level full each night on nodes that no workload uses, and sets the node condition %(condition)s. It needs
+# node-health.yaml. docs/health.md says how to apply it.
+apiVersion: scheduling.k8s.io/v1
+kind: PriorityClass
+metadata: {name: muster-node-health-full}
+description: Any workload may end a diagnosis, and a diagnosis ends none.
+value: -1000
+preemptionPolicy: Never
+globalDefault: false
+---
+apiVersion: batch/v1
+kind: CronJob
+metadata:
+  name: node-health-full
+  namespace: muster-health
+  labels: {app: muster-node-health-full}
+spec:
+  schedule: "0 2 * * *"
+  concurrencyPolicy: Forbid
+  startingDeadlineSeconds: 3600
+  successfulJobsHistoryLimit: 1
+  failedJobsHistoryLimit: 1
+  jobTemplate:
+    spec:
+      # A pod for each node. One that finds no idle node within five hours ends with the job, and the node's turn comes another night.
+      parallelism: ${NUM_NODES}
+      completions: ${NUM_NODES}
+      backoffLimit: ${NUM_NODES}
+      activeDeadlineSeconds: 18000
+      template:
+        metadata:
+          labels: {app: muster-node-health-full}
+        spec:
+          restartPolicy: Never
+          serviceAccountName: node-health
+          priorityClassName: muster-node-health-full
+          hostPID: true
+          nodeSelector:
+            node.kubernetes.io/instance-type: "${INSTANCE_TYPE}"
+          # Also on nodes that have the taint, which ends only when the checks pass again.
+          tolerations:
+            - {key: nvidia.com/gpu, operator: Exists, effect: NoSchedule}
+            - {key: %(taint)s, operator: Exists, effect: NoSchedule}
+          # A pod that ended keeps no other pod away, so the agent leaves a node alone that it looked at less than %(days)d days ago.
+          affinity:
+            podAntiAffinity:
+              requiredDuringSchedulingIgnoredDuringExecution:
+                - topologyKey: kubernetes.io/hostname
+                  labelSelector:
+                    matchLabels: {app: muster-node-health-full}
+          containers:
+            - name: agent
+              image: "${IMAGE_URI}"
+              command: [python3, /agent/agent.py, --full=%(seconds)d, --, chroot, /host]
+              args: [/usr/bin/muster-health, --level, full, --format, json]
+              env:
+                - name: NODE_NAME
+                  valueFrom:
+                    fieldRef: {fieldPath: spec.nodeName}
+              securityContext: {privileged: true, runAsUser: 0}
+              # All GPUs of the node: only an idle node has them, and no other pod gets them meanwhile.
+              resources:
+                requests: {cpu: "1", memory: 2Gi, nvidia.com/gpu: "${GPU_PER_NODE}"}
+                limits: {nvidia.com/gpu: "${GPU_PER_NODE}"}
+              volumeMounts:
+                - {name: agent, mountPath: /agent, readOnly: true}
+                - {name: host, mountPath: /host, mountPropagation: HostToContainer}
+          volumes:
+            - name: agent
+              configMap: {name: node-health}
+            - name: host
+              hostPath: {path: /}
+"""
+
 
 def listed(words: list[str], indent: int) -> str:
     return "\n".join(f'{" " * indent}- "{word}"' if "$" in word else f"{' ' * indent}- {word}" for word in words)
@@ -256,6 +335,17 @@ def health() -> str:
     }
 
 
+def health_full() -> str:
+    """The manifest of the diagnostics, as text for envsubst."""
+    seconds = FULL_DAYS * 86400
+    return HEALTH_FULL % {
+        "condition": kubernetes_agent.FULL_CONDITION,
+        "taint": kubernetes_agent.TAINT,
+        "days": FULL_DAYS,
+        "seconds": seconds,
+    }
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--check", action="store_true", help="write nothing")
@@ -263,6 +353,7 @@ def main() -> int:
     folder = ROOT / "kubernetes"
     texts = {folder / f"{model}-fsdp.yaml": manifest(model) for model in MODELS}
     texts[folder / "health/node-health.yaml"] = health()
+    texts[folder / "health/node-health-full.yaml"] = health_full()
     others = sorted({*folder.glob("*.yaml"), *folder.glob("health/*.yaml")} - set(texts))
     old = [path for path, text in texts.items() if not path.exists() or path.read_text() != text] + others
     if check:

@@ -102,6 +102,12 @@ options:
     description: The part of a published bandwidth below which RV(remarks) names the row.
     type: float
     default: 0.95
+  inspector:
+    description: >-
+      What M(muster.fleet.nccl_inspector) returned of the same job. It becomes RV(inspector) and a remark of the table of its collective. It
+      changes no verdict.
+    type: dict
+    version_added: 0.5.0
 """
 
 EXAMPLES = r"""
@@ -169,6 +175,10 @@ nodes:
   description: O(nodes).
   type: int
   returned: always
+inspector:
+  description: O(inspector).
+  type: dict
+  returned: with O(inspector)
 failed_hosts:
   description: Hosts whose processes reported a failure of CUDA, NCCL or a time limit.
   type: list
@@ -240,7 +250,7 @@ from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.muster.fleet.plugins.module_utils.basics import read_text
 from ansible_collections.muster.fleet.plugins.module_utils.hardware.catalogue import CatalogueError
-from ansible_collections.muster.fleet.plugins.module_utils.health.nccl_judge import judge, refused, rehearsed
+from ansible_collections.muster.fleet.plugins.module_utils.health.nccl_judge import inspected, judge, refused, rehearsed
 from ansible_collections.muster.fleet.plugins.module_utils.health.nccl_results import COLLECTIVES, ResultsError, parse
 from ansible_collections.muster.fleet.plugins.module_utils.node import rehearsal
 
@@ -274,6 +284,7 @@ def main():
             "nodes": {"type": "int"},
             "fail_below": {"type": "float", "default": 0.90},
             "warn_below": {"type": "float", "default": 0.95},
+            "inspector": {"type": "dict"},
         },
         required_one_of=[("content", "path")],
         mutually_exclusive=[("content", "path")],
@@ -306,7 +317,9 @@ def main():
         document = refused(error, expect)
     except CatalogueError as error:
         module.fail_json(msg=str(error))
-    document = rehearsed(document, rehearsal.named(text))
+    # A registered result has the state of its task as well.
+    inspector = {key: value for key, value in (asked["inspector"] or {}).items() if key not in ("changed", "failed", "warnings")}
+    document = inspected(rehearsed(document, rehearsal.named(text)), inspector, asked["warn_below"])
     for remark in document["remarks"][:5]:
         module.warn(remark)
     if "failed" in (document["verdict"], document.get("rehearsed")):

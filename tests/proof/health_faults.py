@@ -186,8 +186,25 @@ def job_of(fleet: Fleet, job: str) -> dict[str, str]:
     return dict(re.findall(r"(\w+)=(\S*)", slurm(fleet, "scontrol", "-o", "show", "job", job)))
 
 
-def submit(fleet: Fleet) -> str:
-    return slurm(fleet, "sbatch", "--parsable", "--output=/dev/null", f"--nodelist={NODE}", "--wrap=true", user="muster")
+def submit(fleet: Fleet, *options: str, command: str = "true") -> str:
+    where = options or (f"--nodelist={NODE}",)
+    return slurm(fleet, "sbatch", "--parsable", "--output=/dev/null", *where, f"--wrap={command}", user="muster")
+
+
+@contextlib.contextmanager
+def running(fleet: Fleet, *options: str) -> Iterator[str]:
+    """A job that runs on the node with the faults, and that Slurm may start on the other one."""
+    blocker = submit(fleet, f"--nodelist={OTHER}", "--exclusive", command="sleep 600")
+    fleet.wait_for("the other node's job", lambda: job_of(fleet, blocker)["JobState"] == "RUNNING", 60)
+    job = submit(fleet, "--exclusive", *options, command="sleep 600")
+    fleet.wait_for("the job", lambda: job_of(fleet, job)["JobState"] == "RUNNING", 60)
+    assert job_of(fleet, job)["NodeList"] == NODE
+    slurm(fleet, "scancel", blocker)
+    try:
+        yield job
+    finally:
+        slurm(fleet, "scancel", job)
+        fleet.wait_for("an idle node", lambda: state_of(fleet, OTHER) == ("idle", "none"), 60)
 
 
 @pytest.mark.parametrize(
@@ -241,6 +258,40 @@ def test_a_fault_that_the_health_check_sees_keeps_jobs_away_until_it_is_gone(fle
     look(fleet, 2 if check == "efa_counters" else 1)
     fleet.wait_for("the job", lambda: job_of(fleet, job)["JobState"] == "COMPLETED", 90)
     assert job_of(fleet, job)["NodeList"] == NODE
+
+
+def test_a_running_job_starts_again_on_another_node(fleet: Fleet) -> None:
+    with running(fleet, "--requeue") as job, rehearsed(fleet, fault="gpu_lost", index=3):
+        look(fleet)
+        drained(fleet, "gpu_count")
+        fleet.wait_for("the requeue", lambda: job_of(fleet, job)["Restarts"] == "1", 120)
+        # Slurm may wait for some minutes before it starts a job again.
+        fleet.wait_for("the job", lambda: job_of(fleet, job)["JobState"] == "RUNNING", 240)
+        look(fleet)
+        found = job_of(fleet, job)
+        assert (found["JobState"], found["NodeList"], found["Restarts"]) == ("RUNNING", OTHER, "1")
+        assert state_of(fleet)[0] == "drained"
+
+
+def test_a_running_job_goes_on_where_it_may_or_must(fleet: Fleet) -> None:
+    """A full disk ends no job, and a lost GPU none that may not be requeued."""
+    with running(fleet, "--no-requeue") as job:
+        with full_disk(fleet):
+            look(fleet, 2)
+            drained(fleet, "disk_space")
+        look(fleet)
+        with rehearsed(fleet, fault="gpu_lost", index=3):
+            look(fleet, 2)
+            drained(fleet, "gpu_count")
+            found = job_of(fleet, job)
+            assert (found["JobState"], found["NodeList"], found["Restarts"]) == ("RUNNING", NODE, "0")
+            assert state_of(fleet)[0] == "draining"
+    look(fleet, 2)
+    fleet.wait_for("an idle node", lambda: state_of(fleet) == ("idle", "none"), 60)
+    with running(fleet, "--requeue") as job, full_disk(fleet):
+        look(fleet, 2)
+        drained(fleet, "disk_space")
+        assert (job_of(fleet, job)["JobState"], job_of(fleet, job)["NodeList"]) == ("RUNNING", NODE)
 
 
 def test_a_drain_of_somebody_else_stays(fleet: Fleet) -> None:

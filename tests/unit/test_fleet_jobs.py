@@ -130,6 +130,28 @@ def test_the_users_settings_replace_the_derived_ones():
     assert value(job, "--backend") == "gloo"
 
 
+def test_nccl_s_inspector_runs_where_it_is_asked_for_and_installed() -> None:
+    asked = {"inspector": {"prefix": "/opt/nccl", "lacks": []}}
+    for job in collectives("p5.48xlarge", "p5.48xlarge", asked=asked):
+        command = job["document"]["command"]
+        run = job["op"] in ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
+        assert job["inspector"] == {"run": run, "reason": ""}, "the others send and receive"
+        assert command[: 1 + run] == ["/opt/nccl/bin/nccl-inspector"] * run + [f"/opt/nccl-tests/bin/{job['op']}_perf"]
+    assert all(job["inspector"] == {"run": False, "reason": ""} for job in collectives("p5.48xlarge", "p5.48xlarge"))
+    assert [job["inspector"]["reason"] for job in collectives("", "", asked=asked)] == [""], "gloo has no NCCL"
+
+    def reason(kind: str = "slurm", asked: object = None, **more: object) -> str:
+        have = nodes("p5.48xlarge", "p5.48xlarge")
+        job = fleet.collectives(fleet.parts(list(have), have, **more), {"inspector": asked}, TRAINER, kind=kind)[0]
+        assert not job["inspector"]["run"] and "inspector" not in str(job["document"]["command"])
+        return job["inspector"]["reason"]
+
+    lacks = {"prefix": "/opt/nccl", "lacks": ["node-2"]}
+    assert reason(asked=lacks) == "node-2 without it; set nccl_inspector and provision again"
+    assert reason(rehearsed=["node-1"], asked=lacks) == "a rehearsal has no NCCL that measures"
+    assert reason("mpijob", asked=True).startswith("it writes files")
+
+
 def test_a_rehearsal_trains_on_cpus_and_keeps_the_job_of_the_type():
     kind = "p5.48xlarge"
     [job] = training(kind, kind, rehearsed=["node-1", "node-2"])

@@ -56,7 +56,7 @@ def test_a_node_is_drained_for_its_worst_check() -> None:
     assert found["reason"] == "muster:gpu_count: the driver lists 7 of 8 GPUs; restart it (1 of 2) [image ami-1]"
     assert policy.commands("n1", nodes()["n1"], found, False) == [
         ["scontrol", "update", "NodeName=n1", "State=DRAIN", "Reason=" + found["reason"]],
-        ["scontrol", "update", "NodeName=n1", "AvailableFeatures=HealthCheck:Failed"],
+        ["scontrol", "update", "NodeName=n1", "AvailableFeatures=HealthCheck:Failed", "ActiveFeatures=HealthCheck:Failed"],
     ]
 
 
@@ -183,3 +183,70 @@ def test_a_day_of_noise_drains_no_node() -> None:
             drains += len(confirmed(wrong, state)) if wrong or state.get("strikes") else 0
     assert noisy > 100
     assert drains == 0
+
+
+def running(reason: str) -> dict[str, Any]:
+    return drained(reason, "ALLOCATED+DRAIN")
+
+
+@pytest.mark.parametrize(
+    ("check", "least", "requeued"),
+    [
+        ("gpu_count", "reset", True),
+        ("gpu_remapped_rows", "reset", True),
+        ("gpu_bus", "replace", True),
+        ("gpu_count", "replace", False),
+        ("gpu_count", "never", False),
+        ("disk_space", "reset", False),
+        ("disk_space", "drain", True),
+    ],
+)
+def test_the_severity_decides_whether_the_jobs_start_again(check: str, least: str, requeued: bool) -> None:
+    want = {**DRAIN, "requeue": least}
+    assert decide(nodes(), check, settings=want)["requeue"] is requeued
+    drain = decide(nodes(), check, settings=want)["reason"]
+    again = decide(nodes(n1=running(drain)), check, settings=want)
+    assert (again["action"], again["requeue"]) == ("none", requeued), "a requeue that failed is tried again"
+
+
+def test_a_worse_fault_of_a_drained_node_requeues() -> None:
+    fleet = nodes(n1=running("muster:disk_space: it; x"))
+    assert not decide(fleet, "disk_space")["requeue"]
+    assert decide(fleet, "gpu_count", "disk_space")["requeue"]
+
+
+def test_a_check_that_could_not_look_requeues_nothing() -> None:
+    found = policy.decide("n1", nodes(), [record("gpu_count", "not_run")], DRAIN, now=10000)
+    assert (found["action"], found["requeue"]) == ("drain", False)
+
+
+def test_the_budget_the_image_and_other_people_s_drains_requeue_nothing() -> None:
+    two = {"n2": drained("muster:gpu_count: it; x"), "n3": drained("muster:gpu_count: it; x")}
+    assert not decide(nodes(**two), "gpu_count")["requeue"]
+    hooked = nodes(n1=running("Prolog error"), **two)
+    assert decide(hooked, "gpu_count", hooks=("prolog",))["action"] == "update"
+    assert not decide(hooked, "gpu_count", hooks=("prolog",))["requeue"], "a drain of the prolog asks for no budget"
+    assert decide(nodes(n1=running("Prolog error")), "gpu_count", hooks=("prolog",))["requeue"]
+    alike = {f"n{i}": {"comment": "muster:gpu_count: it; x [image ami-1]"} for i in range(2, 6)}
+    assert not decide(nodes(n1=running("Prolog error"), **alike), "gpu_count", hooks=("prolog",))["requeue"]
+    assert not decide(nodes(n1=running("ada: new cables")), "gpu_count")["requeue"]
+    assert not decide(nodes(n1=running("muster:gpu_count: it; x")))["requeue"]
+
+
+def test_numbers_of_jobs() -> None:
+    assert policy.job_numbers("12\n13_4\n15+0\n15+1\n") == ["12", "13_4", "15"]
+    assert policy.job_numbers("") == []
+
+
+@pytest.mark.parametrize(
+    ("line", "may"),
+    [
+        ("JobId=1 JobName=a JobState=RUNNING Reason=None Requeue=1 Restarts=0 BatchFlag=1 Reboot=0", True),
+        ("JobId=1 JobName=a JobState=RUNNING Reason=None Requeue=1 Restarts=1 BatchFlag=2 Reboot=0", True),
+        ("JobId=1 JobName=a JobState=RUNNING Reason=None Requeue=0 Restarts=0 BatchFlag=1 Reboot=0", False),
+        ("JobId=1 JobName=a JobState=RUNNING Reason=None Requeue=1 Restarts=0 BatchFlag=0 Reboot=0", False),
+        ("", False),
+    ],
+)
+def test_which_jobs_may_be_requeued(line: str, may: bool) -> None:
+    assert policy.may_requeue(line) is may

@@ -7,6 +7,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -60,8 +61,59 @@ def test_a_node_drains_itself_and_comes_back(slurm: Path) -> None:
     (slurm / "health.json").write_text(json.dumps({"schema": settings.SCHEMA, "container": True, "allow_not_run": ["drift"], "disks": []}))
     code, out, _err = run(slurm, *argv)
     assert code == 0, out
-    assert calls(slurm) == ["update NodeName=n1 State=RESUME", "update NodeName=n1 AvailableFeatures=HealthCheck:Passed"]
+    assert calls(slurm) == [
+        "update NodeName=n1 State=RESUME",
+        "update NodeName=n1 AvailableFeatures=HealthCheck:Passed ActiveFeatures=HealthCheck:Passed",
+    ]
     assert "resumed, because its checks pass again" in out
+
+
+def give_jobs(folder: Path) -> None:
+    """A squeue with three jobs: one that may be requeued, one that may not, and one that has just ended."""
+    (folder / "bin/squeue").write_text(f'#!/bin/sh\necho squeue "$@" >>{folder}/calls\nprintf "7\\n8\\n9_2\\n"\n')
+    (folder / "bin/squeue").chmod(0o755)
+    (folder / "bin/scontrol").write_text(
+        f"""#!/bin/sh
+case "$*" in
+"-o show nodes") cat {folder}/nodes ;;
+"-o show job 7") echo "JobId=7 Requeue=1 Restarts=0 BatchFlag=1" ;;
+"-o show job 8") echo "JobId=8 Requeue=0 Restarts=0 BatchFlag=1" ;;
+"-o show job 9_2") echo "JobId=11 Requeue=1 Restarts=0 BatchFlag=1" ;;
+*AvailableFeatures*) echo "Active features not subset" >&2; exit 1 ;;
+"requeue 9_2") echo "Job has already finished" >&2; exit 1 ;;
+*) echo "$@" >>{folder}/calls ;;
+esac
+"""
+    )
+
+
+def test_a_drain_requeues_the_jobs_that_may_start_again(slurm: Path) -> None:
+    give_jobs(slurm)
+    document = json.loads((slurm / "health.json").read_text())
+    for least, wanted in (("drain", ["requeue 7"]), ("reset", [])):
+        (slurm / "health.json").write_text(json.dumps({**document, "drain": {"requeue": least}}))
+        (slurm / "calls").unlink(missing_ok=True)
+        shutil.rmtree(slurm / "state", ignore_errors=True)
+        argv = ("--level", "periodic", "--slurm", "--name", "n1")
+        run(slurm, *argv)
+        assert not [line for line in calls(slurm) if "requeue" in line], "it is not drained yet"
+        _code, out, _err = run(slurm, *argv)
+        done = calls(slurm)
+        assert [line for line in done if line.startswith("requeue")] == wanted
+        if wanted:
+            assert [line for line in done if line.startswith("squeue")] == [
+                "squeue --noheader --states=RUNNING,SUSPENDED --nodelist=n1 --format=%i"
+            ]
+            drain = next(number for number, line in enumerate(done) if "State=DRAIN" in line)
+            assert drain < done.index("requeue 7"), "or Slurm could start it here again"
+            assert out.splitlines()[-4:] == [
+                "scontrol update failed: Active features not subset; look at scontrol ping.",
+                "requeued job 7",
+                "job 8 goes on, because it may not be requeued",
+                "not every job was requeued: scontrol requeue failed: Job has already finished",
+            ]
+    run(slurm, "--level", "prolog", "--name", "n1")
+    assert not [line for line in calls(slurm) if "queue" in line], "the prolog never does"
 
 
 def test_a_node_that_is_not_configured_yet_drains_nothing(slurm: Path) -> None:

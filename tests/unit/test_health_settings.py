@@ -35,6 +35,7 @@ def test_an_override_needs_an_owner_and_ends() -> None:
         ({"dcgm_level": 9}, "dcgm_level 9 is none of 1, 2, 3 and 4"),
         ({"limits": {"disk_procent": 1}}, "limits has the unknown key disk_procent; did you mean disk_percent?"),
         ({"drain": {"part": -1}}, "drain.part is not a number of at least 0"),
+        ({"drain": {"requeue": "warning"}}, "drain.requeue warning is none of drain, reset, reboot, replace, never"),
         ({"allow_not_run": ["clok"]}, "which does not exist; did you mean clock?"),
         ({"xid_severity": {"94": "kill"}}, "xid_severity has 94: kill"),
         ({"off": [{"check": "swap", "until": "2026-12-01"}]}, "the entry of swap in off has no owner"),

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import re
+import string
 import subprocess
 import sys
 import threading
@@ -23,6 +24,7 @@ from ansible_collections.muster.fleet.plugins.module_utils.health.kubernetes_age
 
 ROOT = Path(__file__).parents[2]
 MANIFEST = ROOT / "kubernetes/health/node-health.yaml"
+FULL = ROOT / "kubernetes/health/node-health-full.yaml"
 THEIRS = {"key": TAINT, "value": "true", "effect": "NoSchedule"}
 OTHER = {"key": "nvidia.com/gpu", "value": "", "effect": "NoSchedule"}
 
@@ -129,8 +131,12 @@ def looks(cluster: SimpleNamespace, *documents: dict | AgentError, node: str = "
 
 def shown(cluster: SimpleNamespace, node: str = "n1") -> tuple[dict, list]:
     """Its condition, and its taints."""
+    return state(cluster, node, "MusterHealthy")
+
+
+def state(cluster: SimpleNamespace, node: str, kind: str) -> tuple[dict, list]:
     data = cluster.data.nodes[node]
-    [condition] = [each for each in data["status"]["conditions"] if each["type"] == "MusterHealthy"]
+    [condition] = [each for each in data["status"]["conditions"] if each["type"] == kind]
     return condition, data["spec"]["taints"]
 
 
@@ -275,10 +281,106 @@ def test_the_manifest_has_all_that_the_agent_needs() -> None:
 
 def test_the_agent_of_the_manifest_runs_alone(cluster: SimpleNamespace, tmp_path: Path) -> None:
     """As in its pod: one file, Python's standard library, and a command that prints JSON."""
-    (tmp_path / "agent.py").write_text(documents()["ConfigMap"]["data"]["agent.py"])
-    (tmp_path / "result.json").write_text(json.dumps(WELL))
-    command = [sys.executable, "-I", str(tmp_path / "agent.py"), "--interval=300", "--once", "--node=n7", f"--api={cluster.address}", "--"]
-    done = subprocess.run([*command, "cat", str(tmp_path / "result.json")], capture_output=True, text=True, check=False, timeout=60)
+    done = agent(cluster, tmp_path, "--interval=300", "--once")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert shown(cluster, "n7")[0]["status"] == "True"
     assert ("GET", "/api/v1/nodes") not in cluster.data.asked, "a well node lists no others"
+
+
+DCGM = found(record("gpu_count"), record("dcgm", "failed", reason="memory failed on GPU 3"))
+UNSEEN = found(record("dcgm", "not_run", reason="nvidia-smi hangs"))
+
+
+def full(cluster: SimpleNamespace, document: dict | AgentError, node: str = "n1") -> list[str]:
+    def probe() -> dict:
+        if isinstance(document, AgentError):
+            raise document
+        return document
+
+    return turn(Api(cluster.address), node, probe, {}, share=0.05, now=2e9, full=True)[1]
+
+
+def test_a_full_look_has_a_condition_and_a_taint_of_its_own(cluster: SimpleNamespace) -> None:
+    assert full(cluster, DCGM) == ["Node n1 is tainted for dcgm."], "one look is enough"
+    condition, taints = state(cluster, "n1", "MusterHealthyFull")
+    assert (condition["status"], condition["reason"]) == ("False", "Dcgm")
+    theirs = {"key": TAINT, "value": "muster-full.dcgm", "effect": "NoSchedule"}
+    assert taints == [OTHER, theirs]
+    looks(cluster, WELL, WELL)
+    assert shown(cluster)[1] == [OTHER, theirs], "a periodic look has not run the diagnostics"
+    assert shown(cluster)[0]["status"] == "True"
+    assert full(cluster, WELL) == ["Node n1 has no taint of a health check any more."]
+    looks(cluster, LOST, LOST)
+    full(cluster, WELL)
+    assert shown(cluster)[1][-1]["value"] == "muster.gpu_count", "each ends its own"
+
+
+@pytest.mark.parametrize("document", [UNSEEN, AgentError("muster-health did not end.")])
+def test_a_full_look_that_saw_nothing_changes_no_taint(cluster: SimpleNamespace, document: dict | AgentError) -> None:
+    full(cluster, document)
+    assert state(cluster, "n1", "MusterHealthyFull")[0]["status"] == "Unknown"
+    assert shown_taints(cluster) == [OTHER]
+    full(cluster, DCGM)
+    full(cluster, document)
+    assert shown_taints(cluster)[-1]["value"] == "muster-full.dcgm"
+
+
+def shown_taints(cluster: SimpleNamespace) -> list[dict]:
+    return cluster.data.nodes["n1"]["spec"]["taints"]
+
+
+def test_a_full_look_taints_for_what_failed(cluster: SimpleNamespace) -> None:
+    both = found(record("gdrcopy", "not_run", reason="no tool"), record("dcgm", "failed", reason="memory"))
+    assert full(cluster, both) == ["Node n1 is tainted for dcgm."]
+
+
+def test_both_taints_count_for_the_budget(cluster: SimpleNamespace) -> None:
+    full(cluster, DCGM)
+    looks(cluster, LOST, LOST, node="n2")
+    assert "budget" in full(cluster, DCGM, node="n3")[0]
+    assert "budget" in looks(cluster, LOST, LOST, node="n4")[0]
+
+
+def agent(cluster: SimpleNamespace, tmp_path: Path, *options: str, document: dict | str = WELL) -> subprocess.CompletedProcess[str]:
+    (tmp_path / "agent.py").write_text(documents()["ConfigMap"]["data"]["agent.py"])
+    (tmp_path / "result.json").write_text(document if isinstance(document, str) else json.dumps(document))
+    command = [sys.executable, "-I", str(tmp_path / "agent.py"), "--node=n7", f"--api={cluster.address}", *options, "--"]
+    return subprocess.run([*command, "cat", str(tmp_path / "result.json")], capture_output=True, text=True, check=False, timeout=60)
+
+
+def test_a_node_is_looked_at_once_in_so_many_days(cluster: SimpleNamespace, tmp_path: Path) -> None:
+    assert agent(cluster, tmp_path, "--full=3600", document="{torn").returncode == 0, "Kubernetes knows that there is no result"
+    assert state(cluster, "n7", "MusterHealthyFull")[0]["status"] == "Unknown"
+    done = agent(cluster, tmp_path, "--full=3600", document=DCGM)
+    assert (done.returncode, done.stdout) == (0, "Node n7 is tainted for dcgm.\n"), "a look without a result does not count"
+    assert agent(cluster, tmp_path, "--full=3600").stdout == "Node n7 had a full look less than 3600 s ago.\n"
+    assert agent(cluster, tmp_path, "--full=0").stdout == "Node n7 has no taint of a health check any more.\n"
+    cluster.data.refuses = 403
+    assert agent(cluster, tmp_path, "--full=0").returncode == 1, "the job starts another pod"
+
+
+def test_the_job_of_full_looks_takes_idle_nodes_alone() -> None:
+    assert FULL.read_text() == kubernetes_manifests.health_full()
+    names = {"IMAGE_URI", "INSTANCE_TYPE", "NUM_NODES", "GPU_PER_NODE"}
+    assert set(re.findall(r"\$\{?\w*\}?", FULL.read_text())) == {"${%s}" % name for name in names}
+    values = {"IMAGE_URI": "python:3.13", "INSTANCE_TYPE": "p5.48xlarge", "NUM_NODES": "4", "GPU_PER_NODE": "8"}
+    priority, cron = yaml.safe_load_all(string.Template(FULL.read_text()).substitute(values))
+    assert (priority["value"] < 0, priority["preemptionPolicy"]) == (True, "Never")
+    job = cron["spec"]["jobTemplate"]["spec"]
+    assert (cron["spec"]["concurrencyPolicy"], job["parallelism"], job["completions"]) == ("Forbid", 4, 4)
+    pod = job["template"]["spec"]
+    assert pod["priorityClassName"] == priority["metadata"]["name"]
+    assert (pod["restartPolicy"], pod["nodeSelector"]) == ("Never", {"node.kubernetes.io/instance-type": "p5.48xlarge"})
+    assert {toleration["key"] for toleration in pod["tolerations"]} == {"nvidia.com/gpu", TAINT}, "a cordoned node stays out"
+    [container] = pod["containers"]
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == container["resources"]["requests"]["nvidia.com/gpu"] == "8"
+    assert container["args"] == ["/usr/bin/muster-health", "--level", "full", "--format", "json"]
+    [term] = pod["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert term["labelSelector"]["matchLabels"].items() <= job["template"]["metadata"]["labels"].items()
+    longest = max(settings.DCGM_SECONDS.values()) + sum(
+        check.limit for check in settings.CHECKS if "full" in check.levels and check.name != "dcgm"
+    )
+    assert longest < kubernetes_agent.FULL_SECONDS < job["activeDeadlineSeconds"]
+    made = documents()
+    assert pod["serviceAccountName"] == made["ServiceAccount"]["metadata"]["name"]
+    assert pod["volumes"][0]["configMap"]["name"] == made["ConfigMap"]["metadata"]["name"]

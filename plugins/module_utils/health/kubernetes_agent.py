@@ -5,6 +5,9 @@
 
 It sets the node condition MusterHealthy, and the taint of the AWS reference while a check says that the node must not train. It takes away
 only taints of its own. A node is tainted when two looks agree, and never when more nodes than the budget have the taint already.
+
+With --full it looks once, at a node whose last full look is long enough ago, and has a condition and a taint of its own, which the looks in
+between do not end. One look is enough for this taint, because the diagnostics take hours; a check that could not run sets none.
 The manifest contains this file, so it imports nothing but Python's standard library and has no dollar sign (envsubst reads the manifest).
 """
 
@@ -25,13 +28,16 @@ from http import client
 from urllib.parse import urlsplit
 
 CONDITION = "MusterHealthy"
+FULL_CONDITION = "MusterHealthyFull"
 TAINT = "gpu-healthcheck.aws-samples.io/unhealthy"
 EFFECT = "NoSchedule"
 OWN = "muster."  # how the value of a taint of this agent begins
+FULL_OWN = "muster-full."  # and of one of a full look
 DRAINING = ("drain", "reset", "reboot", "replace")  # severities of checks
 SECRETS = "/var/run/secrets/kubernetes.io/serviceaccount"
 LOOKS = 2
 SECONDS = 120  # for muster-health, whose checks have limits of their own
+FULL_SECONDS = 14400
 AGAIN = 60  # seconds until the second look at a node that is not well
 MERGE = "application/merge-patch+json"
 STRATEGIC = "application/strategic-merge-patch+json"
@@ -55,7 +61,7 @@ def blocks(record):
 def judge(document):
     """(status of the condition, its reason, its message, names of the checks for which the node must not train)."""
     records = document.get("checks") or []
-    wrong = [record for record in records if blocks(record)]
+    wrong = sorted((record for record in records if blocks(record)), key=lambda record: not has_failed(record))
     if wrong:
         said = "; ".join("%s: %s. %s" % (each["check"], str(each["reason"]).rstrip("."), each["remedy"]) for each in wrong)
         status = "False" if any(has_failed(each) for each in wrong) else "Unknown"
@@ -72,13 +78,13 @@ def camel(name):
     return "".join(part.capitalize() for part in re.findall(r"[A-Za-z0-9]+", name)) or "Unknown"
 
 
-def condition(old, status, reason, message, now):
+def condition(old, status, reason, message, now, *, kind=CONDITION):
     """The condition; the time of its last change stays while its status does."""
     stamp = datetime.datetime.fromtimestamp(now, datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-    former: dict = next((each for each in old or [] if each.get("type") == CONDITION), {})
+    former: dict = next((each for each in old or [] if each.get("type") == kind), {})
     changed = former.get("lastTransitionTime") if former.get("status") == status else None
     return {
-        "type": CONDITION,
+        "type": kind,
         "status": status,
         "reason": reason,
         "message": message,
@@ -87,23 +93,37 @@ def condition(old, status, reason, message, now):
     }
 
 
-def is_own(taint):
-    return taint.get("key") == TAINT and str(taint.get("value") or "").startswith(OWN)
+def age(conditions, kind, now):
+    """The seconds since a condition was last set to a result; infinite when it has none."""
+    for each in conditions or []:
+        if each.get("type") == kind and each.get("status") != "Unknown" and each.get("lastHeartbeatTime"):
+            set_at = datetime.datetime.strptime(each["lastHeartbeatTime"], "%Y-%m-%dT%H:%M:%SZ")
+            return now - set_at.replace(tzinfo=datetime.timezone.utc).timestamp()
+    return math.inf
 
 
-def taints(old, check):
+def is_own(taint, own=OWN):
+    return taint.get("key") == TAINT and str(taint.get("value") or "").startswith(own)
+
+
+def is_muster_s(taint):
+    """Whether the taint counts for the budget."""
+    return is_own(taint) or is_own(taint, FULL_OWN)
+
+
+def taints(old, check, own=OWN):
     """The node's taints: with that of the check, or without one of this agent when check is empty. What somebody else set stays."""
-    kept = [each for each in old or [] if not is_own(each)]
+    kept = [each for each in old or [] if not is_own(each, own)]
     # Kubernetes allows one taint of a key and an effect.
     if not check or any(each.get("key") == TAINT and each.get("effect") == EFFECT for each in kept):
         return kept
-    value = (OWN + re.sub(r"[^A-Za-z0-9_.-]", "-", check))[:63].rstrip("-_.")
+    value = (own + re.sub(r"[^A-Za-z0-9_.-]", "-", check))[:63].rstrip("-_.")
     return [*kept, {"key": TAINT, "value": value, "effect": EFFECT}]
 
 
 def over_budget(nodes, name, share):
     """Whether so many other nodes have the taint of this agent that this one must not get it; one node may always."""
-    other = [node for node in nodes if node["metadata"]["name"] != name and any(map(is_own, node["spec"].get("taints") or []))]
+    other = [node for node in nodes if node["metadata"]["name"] != name and any(map(is_muster_s, node["spec"].get("taints") or []))]
     return len(other) >= max(1, math.floor(len(nodes) * share))
 
 
@@ -164,9 +184,10 @@ class Api:
         raise AgentError("Kubernetes refused %s %s: %s." % (method, path, why))
 
 
-def turn(api, name, probe, strikes, *, share, now):
+def turn(api, name, probe, strikes, *, share, now, full=False):
     """One look and what follows from it. strikes: {check: looks in a row}, which this changes. Return (well, sentences)."""
     path = "/api/v1/nodes/" + name
+    kind, own, looks = (FULL_CONDITION, FULL_OWN, 1) if full else (CONDITION, OWN, LOOKS)
     said, wrong, known = [], [], True
     try:
         status, reason, message, wrong = judge(probe())
@@ -175,28 +196,46 @@ def turn(api, name, probe, strikes, *, share, now):
         status, reason, message, known = "Unknown", "NoResult", str(error), False
         said.append(message)
     node = api.call("GET", path)
-    fresh = condition(node.get("status", {}).get("conditions"), status, reason, message, now)
+    fresh = condition(node.get("status", {}).get("conditions"), status, reason, message, now, kind=kind)
     # The answer has the node's new version.
     node = api.call("PATCH", path + "/status", {"status": {"conditions": [fresh]}}, STRATEGIC)
-    if not known:
+    if not known or (full and status == "Unknown"):
         return False, said
     before = dict(strikes)
     strikes.clear()
     strikes.update({check: before.get(check, 0) + 1 for check in wrong})
-    sure = [check for check in wrong if strikes[check] >= LOOKS]
+    sure = [check for check in wrong if strikes[check] >= looks]
     if wrong and not sure:
         return False, said
     old = node["spec"].get("taints") or []
-    if sure and not any(map(is_own, old)) and over_budget(api.call("GET", "/api/v1/nodes")["items"], name, share):
+    if sure and not any(is_own(taint, own) for taint in old) and over_budget(api.call("GET", "/api/v1/nodes")["items"], name, share):
         text = "Node %s is not tainted for %s, because the budget of %g %% of the nodes is used up; look at those first."
         return False, [*said, text % (name, sure[0], 100 * share)]
-    new = taints(old, sure[0] if sure else "")
+    new = taints(old, sure[0] if sure else "", own)
     if new != old:
         # With the version that was read, so that no taint of somebody else is lost.
         version = node["metadata"].get("resourceVersion")
         api.call("PATCH", path, {"metadata": {"resourceVersion": version}, "spec": {"taints": new}}, MERGE)
         said.append("Node %s %s." % (name, "is tainted for " + sure[0] if sure else "has no taint of a health check any more"))
     return not wrong, said
+
+
+def full_look(api, given):
+    """Look once with diagnostics. The exit code says whether Kubernetes knows the result, because a Job starts a pod that failed again."""
+    try:
+        conditions = api.call("GET", "/api/v1/nodes/" + given.node).get("status", {}).get("conditions")
+        if age(conditions, FULL_CONDITION, time.time()) < given.full:
+            said = ["Node %s had a full look less than %g s ago." % (given.node, given.full)]
+        else:
+            _well, said = turn(
+                api, given.node, lambda: look(given.command, FULL_SECONDS), {}, share=given.budget, now=time.time(), full=True
+            )
+        code = 0
+    except AgentError as error:
+        said, code = [str(error)], 1
+    for line in said:
+        sys.stdout.write(line + "\n")
+    return code
 
 
 def main(argv=None):
@@ -211,9 +250,12 @@ def main(argv=None):
     parser.add_argument("--interval", type=float, default=300, help="seconds between two looks")
     parser.add_argument("--budget", type=float, default=0.05, help="the share of all nodes that may have the taint")
     parser.add_argument("--once", action="store_true", help="look once")
+    parser.add_argument("--full", type=float, metavar="SECONDS", help="look once with diagnostics, unless the last such look is younger")
     parser.add_argument("command", nargs="+", help="muster-health with its arguments")
     given = parser.parse_args(argv)
     api = Api(given.api)
+    if given.full is not None:
+        return full_look(api, given)
     strikes: dict = {}
     while True:
         well = False

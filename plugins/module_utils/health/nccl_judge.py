@@ -69,6 +69,39 @@ def rehearsed(document: dict[str, Any], stand_ins: list[str]) -> dict[str, Any]:
     return {**document, "verdict": "not_run", "rehearsed": would, "stand_ins": stand_ins, "tables": tables}
 
 
+def inspected(document: dict[str, Any], inspector: dict[str, Any], warn_below: float = 0.95) -> dict[str, Any]:
+    """Return DOCUMENT with the document of nccl_inspector.py as "inspector". It changes no verdict.
+
+    Its largest size is a remark of the table of its collective. A rank below WARN_BELOW of the median is a remark of the document as well.
+    """
+    if not inspector:
+        return document
+    remarks, tables = list(document["remarks"]), []
+    for table in document["tables"]:
+        rows = [row for row in inspector["rows"] if row["collective"] == table["collective"]]
+        said = []
+        if rows:
+            row = max(rows, key=lambda each: each["size"])
+            slow = row["slowest"]
+            text = "NCCL's inspector: busbw %g GB/s at %s, the median of %s on %d ranks; the slowest is rank %d on %s with %g GB/s"
+            text %= (
+                row["busbw"],
+                human_size(row["size"]),
+                _count(row["calls"], "call"),
+                row["ranks"],
+                slow["rank"],
+                slow["host"],
+                slow["busbw"],
+            )
+            said.append(text)
+            if slow["busbw"] < warn_below * row["busbw"]:
+                remarks.append("%s: %s" % (table["collective"], text))
+        tables.append({**table, "remarks": table["remarks"] + said})
+    if inspector["status"] == "not_run":
+        remarks.append("NCCL's inspector did not run: %s" % inspector["reason"])
+    return {**document, "remarks": remarks, "tables": tables, "inspector": inspector}
+
+
 def _named(tables: list[dict[str, Any]], key: str) -> list[str]:
     """Return the sentences of all TABLES, each once, with the collective before it."""
     return list(dict.fromkeys("%s: %s" % (table["collective"] or "collective unknown", text) for table in tables for text in table[key]))

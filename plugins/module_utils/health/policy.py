@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import re
 
-from ansible_collections.muster.fleet.plugins.module_utils.health.settings import NAMES
+from ansible_collections.muster.fleet.plugins.module_utils.health.settings import NAMES, SEVERITIES
+from ansible_collections.muster.fleet.plugins.module_utils.node.check import has_failed
 
 PREFIX = re.compile(r"muster:(%s): " % "|".join(NAMES))
 IMAGE = re.compile(r"\[image ([^\]]+)\]")
@@ -71,18 +72,37 @@ def advice(record, boots, most):
     ), False
 
 
+def ends_jobs(drains, least):
+    """Whether a fault of this severity was found. A check that could not look ends no job."""
+    if least == "never":
+        return False
+    return any(has_failed(record) and SEVERITIES.index(record["severity"]) >= SEVERITIES.index(least) for record in drains)
+
+
+def job_numbers(text):
+    """The numbers in `squeue --format=%i` that scontrol requeue takes: a task of an array by itself, a heterogeneous job as a whole."""
+    return list(dict.fromkeys(word.split("+")[0] for word in text.split()))
+
+
+def may_requeue(text):
+    """Whether a job that `scontrol -o show job` describes is a batch job that may be requeued."""
+    flags = dict(re.findall(r"\b(Requeue|BatchFlag)=(\d+)", text.splitlines()[0] if text else ""))
+    return flags.get("Requeue", "0") != "0" and flags.get("BatchFlag", "0") != "0"
+
+
 def one_line(text, most=200):
     text = " ".join(text.replace("[", "(").replace("]", ")").split())
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def decide(me, nodes, drains, settings, *, now, hooks=(), todo=("", False), image=""):
-    """{action: none | drain | update | resume | hold, reason, comment, note, alarm, reboot} for the node `me`.
+    """{action: none | drain | update | resume | hold, reason, comment, note, alarm, reboot, requeue} for the node `me`.
 
     nodes: nodes_of(). drains: the confirmed records, the worst first. hooks: those of prolog and epilog that failed here since the last
-    periodic run that found nothing. todo: what `advice` says. image: the node's image.
+    periodic run that found nothing. todo: what `advice` says. image: the node's image. requeue: whether its jobs start
+    again elsewhere.
     """
-    out = {"action": "none", "reason": "", "comment": None, "note": "", "alarm": None, "reboot": False}
+    out = {"action": "none", "reason": "", "comment": None, "note": "", "alarm": None, "reboot": False, "requeue": False}
     if me not in nodes:
         return {**out, "note": "Slurm has no node %s; compare the node's name with slurm.conf." % me}
     mine = nodes[me]
@@ -103,6 +123,15 @@ def decide(me, nodes, drains, settings, *, now, hooks=(), todo=("", False), imag
     cause = first["check"]
     tail = " [image %s]" % image if image else ""
     reason = "muster:%s: %s; %s%s" % (cause, one_line(first["reason"]), todo[0], tail)
+    near = {name: node for name, node in nodes.items() if set(node["partitions"]) & set(mine["partitions"])} or {me: mine}
+    said = {name: node["reason"] if is_out(node) else node["comment"] for name, node in near.items() if name != me}
+    alike = [name for name, text in said.items() if text.startswith("muster:%s: " % cause)]
+    of_image = [name for name in alike if image and (IMAGE.search(said[name]) or [None, ""])[1] == image]
+    blamed = bool(image) and len(of_image) + 1 >= max(settings["image_nodes"], IMAGE_PART * len(near))
+    recent = [name for name in alike if is_out(near[name]) and now - near[name]["since"] < settings["seconds"]]
+    spent = settings["part"] <= 0 or len(recent) >= max(1, int(settings["part"] * len(near)))
+    # A drain of prolog or epilog is outside of the budget, so the budget counts here too.
+    requeue = ends_jobs(drains, settings["requeue"]) and not (blamed or spent)
     if gone:
         if not own:
             return {**out, "note": "%s stays %s: %s" % (me, mine["state"], mine["reason"] or "no reason given")}
@@ -110,23 +139,17 @@ def decide(me, nodes, drains, settings, *, now, hooks=(), todo=("", False), imag
         reboot = bool(todo[1] and settings["reboot"] and idle and "REBOOT" not in mine["state"])
         # A reason that says the same keeps its time.
         same = mine["reason"].partition("; ")[2] == reason.partition("; ")[2] and mine["reason"].split(": ")[0] == "muster:" + cause
-        return {**out, "action": "none" if same else "update", "reason": reason, "reboot": reboot}
-    near = {name: node for name, node in nodes.items() if set(node["partitions"]) & set(mine["partitions"])} or {me: mine}
-    said = {name: node["reason"] if is_out(node) else node["comment"] for name, node in near.items() if name != me}
-    alike = [name for name, text in said.items() if text.startswith("muster:%s: " % cause)]
-    of_image = [name for name in alike if image and (IMAGE.search(said[name]) or [None, ""])[1] == image]
-    if image and len(of_image) + 1 >= max(settings["image_nodes"], IMAGE_PART * len(near)):
+        return {**out, "action": "none" if same else "update", "reason": reason, "reboot": reboot, "requeue": requeue}
+    if blamed:
         alarm = {"check": cause, "image": image, "nodes": len(of_image) + 1}
         note = "%d nodes of image %s fail %s: this is a fault of the image, so %s is not drained; go back to the image before it."
         note %= (alarm["nodes"], image, cause, me)
         return {**out, "action": "hold", "comment": reason, "note": note, "alarm": alarm}
-    recent = [name for name in alike if is_out(near[name]) and now - near[name]["since"] < settings["seconds"]]
-    most = max(1, int(settings["part"] * len(near)))
-    if settings["part"] <= 0 or len(recent) >= most:
+    if spent:
         note = "%s is not drained for %s: %d of %d nodes were within %d s, which is the budget; drain it yourself if need be."
         note %= (me, cause, len(recent), len(near), settings["seconds"])
         return {**out, "action": "hold", "comment": reason, "note": note}
-    return {**out, "action": "drain", "reason": reason, "comment": "" if marked else None}
+    return {**out, "action": "drain", "reason": reason, "comment": "" if marked else None, "requeue": requeue}
 
 
 def with_health(features, well):
@@ -145,7 +168,8 @@ def commands(me, mine, decision, well, features=True):
         out.append([*update, "Comment=" + decision["comment"]])
     wanted = with_health(mine["features"], well)
     if features and sorted(wanted) != sorted(mine["features"]):
-        out.append([*update, "AvailableFeatures=" + ",".join(wanted)])
+        # While a job runs, Slurm refuses available features that lack an active one.
+        out.append([*update, "AvailableFeatures=" + ",".join(wanted), "ActiveFeatures=" + ",".join(wanted)])
     if decision["reboot"]:
         out.append(["scontrol", "reboot", "ASAP", "nextstate=RESUME", "reason=" + decision["reason"], me])
     return out

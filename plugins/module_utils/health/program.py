@@ -88,6 +88,7 @@ def act(node, drains, state, folder, name):
     if drains:
         todo = policy.advice(drains[0], policy.boots_with(state, drains[0]["check"], boot, node.now), want["drain"]["reboots"])
     hooks = [hook for hook in ("prolog", "epilog") if os.path.exists(os.path.join(folder, hook + ".failed"))]
+    failed = []
     try:
         nodes = policy.nodes_of(node.ask(["scontrol", "-o", "show", "nodes"], 20))
         decision = policy.decide(name, nodes, drains, want["drain"], now=node.now, hooks=hooks, todo=todo, image=want["image"])
@@ -95,11 +96,12 @@ def act(node, drains, state, folder, name):
             for argv in policy.commands(name, nodes[name], decision, not drains, want["drain"]["features"]):
                 rc, out, err = node.answer(argv, 20)
                 if rc:
-                    return ["%s failed: %s; look at scontrol ping." % (" ".join(argv[:2]), " ".join((err or out).split()))], decision[
-                        "alarm"
-                    ]
+                    failed.append("%s failed: %s; look at scontrol ping." % (" ".join(argv[:2]), " ".join((err or out).split())))
+                    if any(word.startswith("State=") for word in argv):
+                        return failed, decision["alarm"]
     except (CannotRun, ValueError) as error:
         return ["Slurm did not answer, so nothing was drained or resumed: %s" % error], None
+    requeued = requeue(node, name) if decision["requeue"] else []
     if not drains:
         for hook in hooks:
             os.remove(os.path.join(folder, hook + ".failed"))
@@ -108,7 +110,29 @@ def act(node, drains, state, folder, name):
         said.append("drained: " + decision["reason"])
     elif decision["action"] == "resume":
         said.append("resumed, because its checks pass again")
-    return said, decision["alarm"]
+    return said + failed + requeued, decision["alarm"]
+
+
+def requeue(node, name):
+    """Requeue the jobs that run on this drained node, so that Slurm starts them elsewhere: sentences."""
+
+    def ask(*argv):
+        rc, out, err = node.answer(list(argv), 20)
+        if rc:
+            raise CannotRun("%s failed: %s" % (" ".join(argv[:2]), " ".join((err or out).split())))
+        return out
+
+    said = []
+    try:
+        for job in policy.job_numbers(ask("squeue", "--noheader", "--states=RUNNING,SUSPENDED", "--nodelist=" + name, "--format=%i")):
+            if policy.may_requeue(ask("scontrol", "-o", "show", "job", job)):
+                ask("scontrol", "requeue", job)
+                said.append("requeued job %s" % job)
+            else:
+                said.append("job %s goes on, because it may not be requeued" % job)
+    except CannotRun as error:
+        said.append("not every job was requeued: %s" % error)
+    return said
 
 
 def arguments(argv):

@@ -36,7 +36,9 @@ LIMITS = {
     "efa_loopback_mbps": 0,
     "mtu": 8000,
 }
-DRAIN = {"part": 0.05, "seconds": 3600, "reboots": 2, "reboot": False, "image_nodes": 3, "features": True}
+DRAIN = {"part": 0.05, "seconds": 3600, "reboots": 2, "reboot": False, "image_nodes": 3, "features": True, "requeue": "reset"}
+# From which severity on the jobs of a drained node are requeued.
+REQUEUE = (*DRAINING, "never")
 KEYS = {
     "schema": str,
     "instance_type": str,
@@ -321,7 +323,10 @@ def read(text, now, path=PATH):
         for name, value in given.get(key, {}).items():
             if name not in known:
                 raise SettingsError("%s: %s has the unknown key %s; %s" % (path, key, name, nearest(name, known)))
-            if not isinstance(value, (int, float)) or value < 0:
+            if (key, name) == ("drain", "requeue"):
+                if value not in REQUEUE:
+                    raise SettingsError("%s: drain.requeue %s is none of %s." % (path, value, ", ".join(REQUEUE)))
+            elif not isinstance(value, (int, float)) or value < 0:
                 raise SettingsError("%s: %s.%s is not a number of at least 0." % (path, key, name))
     for name in given.get("allow_not_run", []):
         if name not in NAMES:

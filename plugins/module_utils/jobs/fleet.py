@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 
 from ansible_collections.muster.fleet.plugins.module_utils.hardware import catalogue
+from ansible_collections.muster.fleet.plugins.module_utils.health.nccl_inspector import INSPECTED
 from ansible_collections.muster.fleet.plugins.module_utils.jobs.document import KUBERNETES, JobError
 
 OPS = ["all_reduce", "all_gather", "reduce_scatter", "broadcast", "alltoall", "sendrecv"]
@@ -146,11 +147,12 @@ def combinations(part, want):
 
 
 def collectives(fleet, asked, trainer, prefix="", kind="slurm"):
-    """The jobs that measure the collectives: [{document, op, type, datatype, hosts, ranks, floors, real, skip}].
+    """The jobs that measure the collectives: [{document, op, type, datatype, hosts, ranks, floors, real, skip, inspector}].
 
     fleet: from parts(); asked: the user's muster_collectives; trainer: what of a document lets a rank find the trainer (venv or image,
     mounts, env); prefix: folder of nccl-tests, "" for that of role nccl_tests; kind: the launcher.
     type: whose bandwidths the job must reach, "" without GPUs; skip: why nothing is measured, "" otherwise.
+    inspector: {run: whether NCCL's inspector runs, reason: why it does not although the user asked}.
     """
     return [
         job
@@ -167,6 +169,7 @@ def _collectives(part, want, trainer, prefix, kind):
     judged = part["type"] if want["backend"] == "nccl" else ""
     common = {"type": judged, "datatype": datatype or "float", "hosts": part["hosts"], "ranks": nodes * ranks, "real": None}
     common["floors"] = want.get("floors") or []
+    common["inspector"] = {"run": False, "reason": ""}
     common["skip"] = "one rank: nothing crossed a wire" if nodes * ranks == 1 else ""
     sweep = ["-b", str(want["min_bytes"]), "-e", str(want["max_bytes"]), "-f", "2", "-n", str(want["iterations"])]
     sweep += ["-d", datatype] if datatype else []
@@ -195,13 +198,30 @@ def _collectives(part, want, trainer, prefix, kind):
             "command": ["%s/bin/%s_perf" % (prefix, op), *sweep, "-g", "1", "-c", "1"],
             "launcher": launcher,
         }
-        job = {**common, "op": op, "document": document}
+        inspector = _inspector(part, want.get("inspector"), op, kind)
+        if inspector["run"]:
+            document["command"] = [want["inspector"]["prefix"] + "/bin/nccl-inspector", *document["command"]]
+        job = {**common, "op": op, "document": document, "inspector": inspector}
         if part["rehearsed"]:
             # One process for all GPUs of a node, because each rank would need a CPU. The stand-in is on PATH.
             short = {**document, "procs_per_node": 1, "command": ["%s_perf" % op, *sweep, "-g", str(ranks), "-c", "1"]}
             job = {**job, "document": short, "real": document}
         out.append(job)
     return out
+
+
+def _inspector(part, asked, op, kind):
+    """Whether NCCL's inspector runs. asked: {prefix, lacks}, the folder of NCCL on the nodes and the hosts without it, or nothing."""
+    if not asked or op not in INSPECTED:
+        return {"run": False, "reason": ""}
+    if kind != "slurm":
+        return {"run": False, "reason": "it writes files, which Muster reads from jobs of Slurm alone"}
+    if part["rehearsed"]:
+        return {"run": False, "reason": "a rehearsal has no NCCL that measures"}
+    lacking = [host for host in part["hosts"] if host in asked["lacks"]]
+    if lacking:
+        return {"run": False, "reason": "%s without it; set nccl_inspector and provision again" % ", ".join(lacking)}
+    return {"run": True, "reason": ""}
 
 
 def training(fleet, asked, trainer, kind="slurm"):
