@@ -2,7 +2,7 @@
 # Copyright: the Muster developers
 """A GPT of megatron-core with tensor parallelism over all ranks or some of them. Options and log line are those of Megatron-LM.
 
-Without a GPU, stand_in() answers what megatron-core asks of CUDA. Such a run proves the layout, the checkpoints and the losses, and no speed.
+Without a GPU, stand_in() answers what megatron-core asks of CUDA. It proves layout, checkpoints and losses, and no speed.
 """
 
 import argparse
@@ -163,8 +163,11 @@ def main():
         dist.all_reduce(mean, group=parallel_state.get_data_parallel_group())
         milliseconds = 1000 * (time.monotonic() - before)
         if first:
-            line = f" [{time.strftime('%Y-%m-%d %H:%M:%S')}] iteration {step:8d}/{asked.train_iters:8d} | consumed samples: {step * samples:12d}"
-            line += f" | elapsed time per iteration (ms): {milliseconds:.1f} | learning rate: {asked.lr:.6E} | global batch size: {samples:5d}"
+            line = f" [{time.strftime('%Y-%m-%d %H:%M:%S')}] iteration {step:8d}/{asked.train_iters:8d}"
+            line += f" | consumed samples: {step * samples:12d}"
+            line += (
+                f" | elapsed time per iteration (ms): {milliseconds:.1f} | learning rate: {asked.lr:.6E} | global batch size: {samples:5d}"
+            )
             print(f"{line} | lm loss: {mean.item() / parts:.6E} |", flush=True)
         if step % asked.save_interval == 0 or step == asked.train_iters:
             save(model, optimizer, step, asked)

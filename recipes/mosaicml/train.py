@@ -2,8 +2,8 @@
 # Copyright: the Muster developers
 """A small transformer by Composer's Trainer: DDP, its checkpoints, its console log and its speed monitor.
 
-It does not use autoresume. With that, Composer 0.32.1 makes one signal file for all nodes in the folder of the checkpoints, and each node removes
-it. Where the nodes share the folder, all but the first fail because it is gone.
+It does not use autoresume. With that, Composer 0.32.1 makes one signal file for all nodes in the folder of the checkpoints, and each node
+removes it. Where the nodes share the folder, all but the first fail because it is gone.
 """
 
 import argparse

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""Stands for the GPU, so that torchtitan 0.3.0 trains its debug model on CPUs. It proves arguments, checkpoints and log lines, and no speed.
+"""Stands for the GPU, so that torchtitan 0.3.0 trains its debug model on CPUs. It proves arguments, checkpoints and losses, not speed.
 
-torchtitan asks for a device module, compiles an attention whose backward CPUs lack, and averages gradients with an operation that gloo lacks.
-stand_in() answers each of the three, and adds the configuration llama3_cpu with text and a tokenizer that it makes itself.
+torchtitan asks for a device module, compiles an attention whose backward CPUs lack, and averages gradients with an operation that gloo
+lacks. stand_in() answers each of the three, and adds the configuration llama3_cpu with text and a tokenizer that it makes itself.
 """
 
 import json
@@ -11,7 +11,7 @@ import os
 import random
 import types
 
-LABEL = "cpu.py of recipe torchtitan stands for the GPU: CPUs, gloo and plain attention. Memory and speed say nothing about GPUs."
+LABEL = "cpu.py of recipe torchtitan stands for the GPU: CPUs, gloo and plain attention. Memory, speed and MFU say nothing about GPUs."
 WORDS = 200
 MEMORY = 1 << 30  # what torchtitan divides by for its share of the memory, which means nothing here
 
@@ -57,7 +57,9 @@ def write_assets(folder):
     made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     special = ["<begin>", "<end>"]
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    made.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=500, special_tokens=special, initial_alphabet=alphabet, show_progress=False))
+    made.train_from_iterator(
+        texts, trainers.BpeTrainer(vocab_size=500, special_tokens=special, initial_alphabet=alphabet, show_progress=False)
+    )
     (folder / "tokenizer").mkdir()
     made.save(str(folder / "tokenizer/tokenizer.json"))
     named = {"bos_token": special[0], "eos_token": special[1], "add_bos_token": True, "add_eos_token": True}
@@ -76,7 +78,7 @@ def stand_in(folder):
     _utils._get_available_device_type = lambda: "cpu"
     _utils._get_device_module = lambda _kind: module
 
-    import torchtitan.models.common.attention as attention
+    from torchtitan.models.common import attention
     from torchtitan.models.llama3 import config_registry, model_registry
 
     def plain(q, k, v, *, scale=None, enable_gqa=False, **_unused):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""Starts torchtitan's own main(). Only `--config llama3_cpu` is ours: then cpu.py beside this file stands for the GPU that torchtitan needs."""
+"""Starts torchtitan's own main(). With `--config llama3_cpu`, cpu.py beside it stands for the GPU that torchtitan needs."""
 
 import sys
 from pathlib import Path

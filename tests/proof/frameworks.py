@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""A proof: torchtitan, Composer and megatron-core train on two nodes through Slurm by their recipes. Each is killed, resumes, and its loss falls.
+"""A proof: recipes torchtitan, mosaicml and megatron-core train on two nodes through Slurm. Each is killed, resumes, and its loss falls.
 
-Run by `make proofs`, or `pytest --engine tests/proof/frameworks.py`. The nodes have no GPU: for torchtitan and megatron-core a program beside
-the recipe stands for it, and says so in the output.
+Run by `make proofs`, or `pytest --engine tests/proof/frameworks.py`. The nodes have no GPU: for torchtitan and megatron-core a program
+beside the recipe stands for it, and says so in the output.
 """
 
 from __future__ import annotations
@@ -25,7 +25,12 @@ pytestmark = pytest.mark.engine
 PLAYBOOK = "playbooks/workload.yml"
 # On the nodes, the cache's folder `shared` has this name.
 SHARED = Path("/var/cache/muster")
-PLATFORMS = ("any", *(f"manylinux_2_{minor}_x86_64" for minor in (5, 12, 17, 24, 27, 28, 31)), "manylinux2014_x86_64", "manylinux2010_x86_64")
+PLATFORMS = (
+    "any",
+    *(f"manylinux_2_{minor}_x86_64" for minor in (5, 12, 17, 24, 27, 28, 31)),
+    "manylinux2014_x86_64",
+    "manylinux2010_x86_64",
+)
 
 
 def environment(fleet: Fleet, recipe: str) -> str:
@@ -43,8 +48,8 @@ def environment(fleet: Fleet, recipe: str) -> str:
       python3 -m venv --clear --without-pip {here}/venv
       site=$(echo {here}/venv/lib/python3.*/site-packages)
       echo {torch}/lib/${{site#{here}/venv/lib/}} > $site/torch.pth
-      {torch}/bin/python -m pip --python {here}/venv/bin/python install --quiet --no-index --no-deps --require-hashes --find-links {here}/wheels \
-        --ignore-installed -r {here}/requirements.txt
+      {torch}/bin/python -m pip --python {here}/venv/bin/python install --quiet --ignore-installed --no-deps \
+        --no-index --find-links {here}/wheels --require-hashes -r {here}/requirements.txt
     """
     fleet.ansible("controller-1", "sh", "-ec", script, timeout=300)
     return f"{here}/venv"
@@ -74,7 +79,9 @@ def killed(fleet: Fleet, recipe: str, complete: str, steps: int, *args: str) -> 
     assert (result["verdict"], result["nodes"], result["ranks"]) == ("passed", 2, 2)
     assert json.loads(path.with_name("result.json").read_text())["restarts"] == 1
     assert result["tokens_per_s"] > 0 and result["samples_per_s"] > 0
-    nodes = set(fleet.ansible("controller-1", "sacct", "--noheader", "--parsable2", "--allocations", "-j", number, "--format=nodelist").split())
+    nodes = set(
+        fleet.ansible("controller-1", "sacct", "--noheader", "--parsable2", "--allocations", "-j", number, "--format=nodelist").split()
+    )
     assert nodes == {"compute-[1-2]"}
     return path.with_name("output.txt").read_text(), result
 
