@@ -68,7 +68,8 @@ def write_assets(folder):
 
 def stand_in(folder):
     """Prepare torchtitan for CPUs; folder: a new one for text, tokenizer and the cache of Hugging Face's library."""
-    os.environ.update(HF_HUB_OFFLINE="1", HF_HOME=str(folder / "cache"))
+    # Nodes need no C++ compiler, because torch.compile leaves everything as it is.
+    os.environ.update(TORCH_COMPILE_DISABLE="1", HF_HUB_OFFLINE="1", HF_HOME=str(folder / "cache"))
     import torch
     from torch import _utils
     from torch.distributed.fsdp import FSDPModule
