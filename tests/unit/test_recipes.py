@@ -335,7 +335,7 @@ def without(field: str, *more: str) -> dict[str, Any]:
             ("fsdp", "llama2_7b", ""),
             r"no sizes of llama2_7b for CPUs, but for g5.12xlarge, p4d.24xlarge, p5.48xlarge; on CPUs it has tiny,",
         ),
-        (("torchtitan", "", ""), r"Recipe torchtitan has no sizes of llama3_8b for CPUs, but for p4d.24xlarge, p5.48xlarge; choose one"),
+        (("picotron", "", ""), r"Recipe picotron has no sizes of smollm_1_7b for CPUs, but for p4d.24xlarge, p5.48xlarge; choose one"),
         (
             ("fsdp", "llama2_70b", "g5.12xlarge"),
             r"no sizes of llama2_70b for g5.12xlarge, but for p4d.24xlarge, p5.48xlarge; on g5.12xlarge it has",
