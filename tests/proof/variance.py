@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -102,7 +103,11 @@ def test_a_full_disk(fleet: Fleet, full: Path) -> None:
         assert other.run("playbooks/local_down.yml").returncode == 0
     assert done.returncode != 0
     summary = done.stdout.split("SUMMARY")[1]
-    assert "needs 6500 MiB and 0 MiB are free on its disk; free some" in summary, summary
+    assert re.search(r"controller-1: .* needs 6500 MiB and \d MiB are free on its disk; free some", summary), summary
+    for node in ("compute-1", "compute-2"):
+        assert re.search(
+            f"FAILED {node}: .*: controller-1 makes the environment .* for this host, and that failed; mend it there", summary
+        ), summary
     assert "Traceback" not in done.stdout
     assert not [each for each in full.rglob("*.part*")]
 
