@@ -3,7 +3,7 @@
 """A proof: `make site` on one machine as different people have it: a private umask, other locales, a dead proxy, a full disk, a second run
 at the same time, a path with a space and an umlaut, another Python as controller, a user with sudo.
 
-Run by `make proofs`, or `pytest --engine tests/proof/variance.py`; about fifteen minutes on two cores.
+Run by hand: `pytest --engine tests/proof/variance.py`; about fifteen minutes on two cores.
 """
 
 from __future__ import annotations
