@@ -55,9 +55,9 @@ def batch_of(step, part, asked):
     """(tokens, labels) of a data-parallel part: a token mostly decides the next one."""
     follows = random.Random(2).sample(range(VOCABULARY), VOCABULARY)
     draw, rows = random.Random(step * 1000 + part), []
-    for _ in range(asked.micro_batch_size):
+    for _sample in range(asked.micro_batch_size):
         row = [draw.randrange(VOCABULARY)]
-        for _ in range(asked.seq_length):
+        for _token in range(asked.seq_length):
             row.append(draw.randrange(VOCABULARY) if draw.random() < RANDOM else follows[row[-1]])
         rows.append(row)
     tokens = torch.tensor(rows, device=torch.cuda.current_device())

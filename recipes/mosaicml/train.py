@@ -44,7 +44,7 @@ class Block(nn.Module):
     def __init__(self, width, heads):
         super().__init__()
         self.heads = heads
-        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _each in range(2))
         self.attention, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.feed = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 
@@ -62,7 +62,7 @@ class Model(ComposerModel):
     def __init__(self, asked):
         super().__init__()
         self.tokens, self.places = nn.Embedding(VOCABULARY, asked.width), nn.Embedding(asked.context, asked.width)
-        self.blocks = nn.Sequential(*(Block(asked.width, asked.heads) for _ in range(asked.layers)))
+        self.blocks = nn.Sequential(*(Block(asked.width, asked.heads) for _each in range(asked.layers)))
         self.head = nn.Sequential(nn.LayerNorm(asked.width), nn.Linear(asked.width, VOCABULARY))
 
     def forward(self, batch):
@@ -86,7 +86,7 @@ class Samples(torch.utils.data.Dataset):
     def __getitem__(self, place):
         draw = random.Random(place)
         tokens = [draw.randrange(VOCABULARY)]
-        for _ in range(self.context):
+        for _each in range(self.context):
             tokens.append(draw.randrange(VOCABULARY) if draw.random() < RANDOM else self.follows[tokens[-1]])
         return torch.tensor(tokens)
 

@@ -42,12 +42,12 @@ def write_assets(folder):
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     draw = random.Random(1)
-    words = ["".join(draw.choices("abcdefghijklmnopqrstuvwxyz", k=draw.randint(2, 7))) for _ in range(WORDS)]
+    words = ["".join(draw.choices("abcdefghijklmnopqrstuvwxyz", k=draw.randint(2, 7))) for _each in range(WORDS)]
     follows = draw.sample(words, len(words))
     texts = []
-    for _ in range(400):
+    for _text in range(400):
         place, text = draw.randrange(WORDS), []
-        for _ in range(300):
+        for _word in range(300):
             place = draw.randrange(WORDS) if draw.random() < 0.1 else words.index(follows[place])
             text.append(words[place])
         texts.append(" ".join(text))

@@ -59,7 +59,7 @@ def event(line: str) -> Optional[dict[str, Any]]:
             "rank": int(_number(head["rank"])),
             "ranks": ranks,
             "nodes": int(_number(head["nnodes"])),
-            "host": str(record["metadata"]["hostname"]).split(".")[0],
+            "host": str(record["metadata"]["hostname"]).split(".", maxsplit=1)[0],
             "collective": kind,
             "number": int(_number(call["coll_sn"])),
             "size": int(_number(call["coll_msg_size_bytes"])) * (ranks if kind in _OF_ONE_RANK else 1),
