@@ -39,9 +39,9 @@ _EXAMPLES = 3
 
 
 def _number(value: Any) -> float:
-    """Return VALUE; ValueError when it is no number of at least 0. The inspector writes a quotient by 0 as "nan"."""
+    """VALUE. Raises ValueError unless it is a number of at least 0; where the inspector divided by 0 it writes "nan"."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
-        raise ValueError("%s is no number" % json.dumps(value))
+        raise ValueError("%s is not a number" % json.dumps(value))
     return value
 
 
