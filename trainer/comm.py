@@ -36,9 +36,15 @@ all_gather = getattr(funcol, "all_gather_single_autograd", None) or funcol.all_g
 reduce_scatter = getattr(funcol, "reduce_scatter_single_autograd", None) or funcol.reduce_scatter_tensor_autograd
 
 
-def local(weight: nn.Parameter | Tensor) -> Tensor:
-    """This rank's part of a weight; its gradient is whole for that part."""
-    return weight.to_local() if isinstance(weight, DTensor) else weight
+def local(weight: nn.Parameter | Tensor, like: Tensor | None = None) -> Tensor:
+    """This rank's part of a weight, in the type of `like`; its gradient is whole for that part."""
+    part = weight.to_local() if isinstance(weight, DTensor) else weight
+    return part if like is None else part.to(like.dtype)
+
+
+def wait_for_all(device: torch.device) -> None:
+    """Return when all ranks have called this."""
+    dist.barrier(device_ids=[device.index] if device.type == "cuda" else None)
 
 
 @functools.cache

@@ -11,7 +11,7 @@ from trainer.cli import AMOUNT, DECAY, FRACTION, NATURAL, POSITIVE, SWITCH, Pars
 from trainer.models import PRESETS, ROPE_THETA
 
 LAYOUTS = ("full", "hybrid", "ddp")
-RECOMPUTE = ("none", "selective", "full")
+RECOMPUTE = ("none", "selective", "attention", "full")
 ADAMW, MOMENTS, OFFLOAD = ("fused", "foreach"), ("fp32", "bf16"), ("none", "optimizer")
 PRECISIONS = ("fp64", "fp32", "fp16", "bf16", "float8")
 

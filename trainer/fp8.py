@@ -8,10 +8,9 @@ Only the inputs of the tensor cores are float8; weights and sums keep their type
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trainer.layers import Linear
+from trainer.layers import Linear, linear
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 
@@ -53,7 +52,7 @@ def float8_linear(x: Tensor, weight: Tensor) -> Tensor:
     """x times the transpose of weight, in float8 if the tensor cores accept the sizes."""
     rows = x.flatten(0, -2)
     if any(size % 16 for size in (*rows.shape, *weight.shape)):
-        return F.linear(x, weight)
+        return linear(x, weight)
     result: Tensor = _Float8.apply(rows, weight)  # type: ignore[no-untyped-call]
     return result.unflatten(0, x.shape[:-1])
 

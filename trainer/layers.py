@@ -95,10 +95,15 @@ def attend(q: Tensor, k: Tensor, v: Tensor, group: Group) -> Tensor:
     return mixed
 
 
+def linear(x: Tensor, weight: Tensor) -> Tensor:
+    """x times the transpose of weight, in the type of x. Without FSDP nothing has cast the weight before."""
+    return F.linear(x, weight.to(x.dtype))
+
+
 class Linear(nn.Linear):
     """A linear layer without bias. `product` computes x times the weight; fp8.py replaces it."""
 
-    product: Callable[[Tensor, Tensor], Tensor] = staticmethod(F.linear)
+    product: Callable[[Tensor, Tensor], Tensor] = staticmethod(linear)
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__(inputs, outputs, bias=False)
@@ -115,7 +120,7 @@ class Norm(nn.Module):
         self.group = groups.tensor
 
     def forward(self, x: Tensor) -> Tensor:
-        weight = sum_gradient(local(self.weight), self.group)
+        weight = sum_gradient(local(self.weight, x), self.group)
         if x.is_cuda or x.itemsize < 4 or torch.compiler.is_compiling():
             return F.rms_norm(x, x.shape[-1:], weight, self.eps)
         result: Tensor = _Normed.apply(x, weight, self.eps)  # type: ignore[no-untyped-call]

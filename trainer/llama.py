@@ -3,20 +3,20 @@
 """The model: a Llama with the parameter names and the half-split rotary embedding of the Hugging Face checkpoints. A module holds the whole
 model or one part of a pipeline."""
 
+from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from trainer.comm import Groups, gather, local, rank_and_size
-from trainer.layers import Attention, Embedding, FeedForward, Linear, Norm, rope_tables
+from trainer.layers import Attention, Embedding, FeedForward, Linear, Norm, linear, rope_tables
 from trainer.loss import summed_cross_entropy
 from trainer.models import Shape
 from trainer.moe import Experts
 
-# Selective recomputation keeps attention, which is expensive, and every second matrix product.
+# What is expensive to compute again.
 ATTENTION = tuple(
     getattr(torch.ops.aten, name).default
     for name in (
@@ -30,12 +30,13 @@ ATTENTION = tuple(
 PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten._scaled_mm.default)
 
 
-def keep_half() -> Any:
-    """The two contexts of a selective recomputation, one for the first pass and one for the second."""
+def keep_attention(half: bool = False) -> Any:
+    """The two contexts of a recomputation that keeps attention, and with `half` every second matrix product: one for the first pass and
+    one for the second."""
     products = {False: 0, True: 0}
 
     def policy(context: Any, op: Any, *_args: Any, **_options: Any) -> CheckpointPolicy:
-        if op in PRODUCTS:
+        if half and op in PRODUCTS:
             products[context.is_recompute] += 1
             return CheckpointPolicy.PREFER_RECOMPUTE if products[context.is_recompute] % 2 else CheckpointPolicy.MUST_SAVE
         return CheckpointPolicy.MUST_SAVE if op in ATTENTION else CheckpointPolicy.PREFER_RECOMPUTE
@@ -43,8 +44,15 @@ def keep_half() -> Any:
     return create_selective_checkpoint_contexts(policy)
 
 
+CONTEXTS: dict[str, dict[str, Any]] = {
+    "selective": {"context_fn": partial(keep_attention, half=True)},
+    "attention": {"context_fn": keep_attention},
+    "full": {},
+}
+
+
 class Block(nn.Module):
-    """`recompute` says which activations the backward pass computes again: none, selective or full."""
+    """`recompute` says which activations the backward pass computes again, in the words of --activation_checkpointing."""
 
     def __init__(self, shape: Shape, groups: Groups) -> None:
         super().__init__()
@@ -61,8 +69,7 @@ class Block(nn.Module):
         """The tokens after this block; with experts a pair of the tokens and the balance loss."""
         if self.recompute == "none" or not torch.is_grad_enabled():
             return self.work(x, cos, sin)
-        more: dict[str, Any] = {"context_fn": keep_half} if self.recompute == "selective" else {}
-        return checkpoint(self.work, x, cos, sin, use_reentrant=False, preserve_rng_state=False, **more)
+        return checkpoint(self.work, x, cos, sin, use_reentrant=False, preserve_rng_state=False, **CONTEXTS[self.recompute])
 
     def work(self, x: Tensor, cos: Tensor, sin: Tensor) -> Any:
         x = x + self.self_attn(self.input_layernorm(x), cos, sin)
@@ -96,6 +103,8 @@ class Llama(nn.Module):
         if last and not shape.tied:
             self.lm_head = Linear(shape.hidden_width, shape.vocab_size)
         self.rope: tuple[Tensor, Tensor] | None = None
+        self.compute: torch.dtype | None = None  # type of the products if no wrapper casts the weights
+        self.fused = False  # compile the loss
 
     def tables(self, length: int, device: torch.device) -> list[Tensor]:
         """The rotary tables of this rank's tokens in a sample of `length`."""
@@ -117,6 +126,7 @@ class Llama(nn.Module):
         cos, sin = self.tables(length, x.device)
         if self.first:
             x = self.model.embed_tokens(x)
+            x = x if self.compute is None else x.to(self.compute)
         for block in self.model.layers.values():
             x = block(x, cos, sin)
             if self.shape.num_experts:
@@ -127,6 +137,6 @@ class Llama(nn.Module):
         x = gather(self.model.norm(x), 1, self.groups.tensor)
         head = local((self.model.embed_tokens if self.shape.tied else self.lm_head).weight)
         if labels is None:
-            return gather(F.linear(x, head), 2, self.groups.tensor)
-        loss = summed_cross_entropy(x.flatten(0, 1), head, labels.flatten(), self.groups.tensor)
+            return gather(linear(x, head), 2, self.groups.tensor)
+        loss = summed_cross_entropy(x.flatten(0, 1), head, labels.flatten(), self.groups.tensor, self.fused)
         return torch.stack([loss, loss.new_zeros(()) if balance is None else balance.sum()])

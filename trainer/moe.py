@@ -45,8 +45,8 @@ class ExpertWeights(nn.Module):
         self.down_proj = nn.Parameter(torch.empty(outer))
 
     def work(self, rows: Tensor, counts: Tensor) -> Tensor:
-        hidden = F.silu(products(rows, counts, local(self.gate_proj))) * products(rows, counts, local(self.up_proj))
-        return products(hidden, counts, local(self.down_proj))
+        hidden = F.silu(products(rows, counts, local(self.gate_proj, rows))) * products(rows, counts, local(self.up_proj, rows))
+        return products(hidden, counts, local(self.down_proj, rows))
 
     def forward(self, rows: Tensor, counts: Tensor) -> Tensor:
         return self.work(rows, counts) if self.group is None else self.exchanged(rows, counts)
@@ -85,7 +85,7 @@ class Experts(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         x = gather(x, 1, self.groups.tensor)
-        logits = F.linear(x, sum_gradient(local(self.gate.weight), self.groups.tensor))
+        logits = F.linear(x, sum_gradient(local(self.gate.weight, x), self.groups.tensor))
         probabilities = wide(logits).softmax(-1)
         best, chosen = probabilities.topk(self.shape.experts_per_token, dim=-1)
         share = (best / best.sum(-1, keepdim=True)).to(x.dtype)

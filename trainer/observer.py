@@ -33,7 +33,7 @@ class Reading:
     def __init__(self, step: int, samples: int, lr: float, *, status: torch.Tensor, norm: torch.Tensor, share: torch.Tensor) -> None:
         self.step, self.samples, self.lr = step, samples, lr
         values = torch.cat([status.double(), torch.stack([norm.double(), share.double()])])
-        self.event = torch.cuda.Event() if values.is_cuda else None
+        self.event = torch.cuda.Event(enable_timing=True) if values.is_cuda else None
         self.host = torch.empty(len(values), dtype=values.dtype, pin_memory=values.is_cuda)
         self.host.copy_(values, non_blocking=True)
         if self.event:
@@ -76,14 +76,22 @@ class Observer:
         self.utilisation = Utilisation(flops, causal, name, PEAKS.get(engine.precision, engine.precision))
         self.ledger = Ledger(store.read(Ledger.NAME) if store and first else None, step)
         self.ledger.add("start", time.perf_counter() - began)
-        self.logged, self.since = step, time.perf_counter()
-        self.waited = self.looked = self.data = self.slowest = self.pause = 0.0
+        self.logged, self.since = step, self.now()
+        self.idle = self.waited = self.looked = self.data = self.slowest = self.pause = 0.0
 
     def say(self, text: str, **event: Any) -> None:
         """Log a sentence, and write its event as a JSON line."""
         self.log.info(text, stacklevel=2)
         if event:
             self.lines.write(**event)
+
+    def now(self) -> Any:
+        """The time: on a GPU an event, because it is behind the host, and is read a step later."""
+        if self.device.type != "cuda":
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
 
     def begin_step(self, step: int) -> None:
         self.began = time.perf_counter()
@@ -119,7 +127,7 @@ class Observer:
         """Work between two steps, which the logged speed does not count."""
         began = time.perf_counter()
         yield
-        self.since += time.perf_counter() - began
+        self.idle += time.perf_counter() - began
 
     @contextlib.contextmanager
     def part(self, name: str, step: int) -> Iterator[None]:
@@ -134,10 +142,10 @@ class Observer:
         """Write a step's log line and JSON line, every --logging_freq steps and at the end."""
         if reading.step % self.config.logging_freq and not last and reading.step != self.config.max_steps:
             return
-        now = time.perf_counter()
-        speed = (reading.step - self.logged) * self.batch / (now - self.since)
-        waiting = self.waited / (now - self.since)
-        self.logged, self.since, self.waited = reading.step, now, 0.0
+        now = reading.event or time.perf_counter()
+        took = (self.since.elapsed_time(now) / 1000 if reading.event else now - self.since) - self.idle
+        speed, waiting = (reading.step - self.logged) * self.batch / took, self.waited / took
+        self.logged, self.since, self.idle, self.waited = reading.step, now, 0.0, 0.0
         per_s = speed * self.context
         used = self.utilisation.of(per_s / self.ranks.world_size)
         memory = (torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else resident()) / 2**30
@@ -186,7 +194,7 @@ class Observer:
         first, last = (int(part) for part in self.config.profile.split("-"))
         cuda = self.device.type == "cuda"
         if self.profiler is None and first <= step <= last:
-            self.profiler = profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])])
+            self.profiler = profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])], acc_events=True)
             self.profiler.start()
             if cuda:
                 torch.cuda.cudart().cudaProfilerStart()  # nsys profile --capture-range=cudaProfilerApi

@@ -19,7 +19,7 @@ from trainer import hf, optim
 from trainer.checkpoint.saver import Saver, load, state_of
 from trainer.checkpoint.store import Store, newest, open_store, same
 from trainer.cli import TrainerError, UsageError
-from trainer.comm import first_does
+from trainer.comm import first_does, wait_for_all
 from trainer.config import ModelFlags, TrainConfig, read_train
 from trainer.data.loader import Loader, open_source
 from trainer.estimate.memory import advice, memory_here, plan_of
@@ -197,13 +197,17 @@ class Run:
         return 0 if self.step == config.max_steps else EXIT_STOPPED
 
     def move(self, batch: tuple[torch.Tensor, torch.Tensor | None]) -> list[torch.Tensor | None]:
+        if self.device.type == "cuda":
+            # From other memory the copy waits until the GPU is done with the step before.
+            batch = tuple(part if part is None else part.pin_memory() for part in batch)
         return [part if part is None else part.to(self.device, non_blocking=True) for part in batch]
 
     def reduce(self, loss: torch.Tensor, norm: torch.Tensor) -> Reading:
         """One reduction tells every rank the mean loss, whether a rank was asked to stop, and whether a rank could not save."""
         needed = self.observer.slowest + (self.saver.seconds if self.saver else 0.0)
         flags = [float(self.stop.asked(needed)), float(bool(self.saver and self.saver.failed))]
-        status = torch.stack([loss, *(loss.new_tensor(value) for value in flags)])
+        # A tensor made of numbers of the host would wait for the GPU; one that a kernel fills does not.
+        status = torch.stack([loss, *(torch.full_like(loss, value) for value in flags)])
         dist.all_reduce(status)
         rate = optim.learning_rate(self.config, self.step + 1)
         return Reading(self.step + 1, self.samples, rate, status=status, norm=norm, share=loss)
@@ -293,4 +297,4 @@ class Run:
             resumable = ": the same command resumes there" if self.store else ""
             self.observer.say(f"Stopped by {self.stop.reason} after step {self.step} of {self.config.max_steps}{resumable}")
         self.observer.end(self.step)
-        dist.barrier()
+        wait_for_all(self.device)

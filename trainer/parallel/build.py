@@ -148,8 +148,10 @@ def build(shape: Shape, config: TrainConfig, device: torch.device, source: Sourc
             model = Llama(shape, groups, stages[index], index == 0, index == len(stages) - 1).to(kept)
         parts = parts_of(model, layout, meshes, divide_model(model, layout, meshes))
         prepare(model, config, precision)
-        # On a single rank FSDP2 would only copy each weight, so it is used only to cast them.
-        if not layout.ddp and (layout.world_size > 1 or compute != kept):
+        # On a single rank FSDP2 would only copy each weight. Without it the layers cast what they use.
+        if layout.ddp or layout.world_size == 1:
+            model.compute = compute
+        else:
             dims = {id(parameter): parts[name].cuts[-1][0] for name, parameter in model.named_parameters()}
             shard(model, layout, meshes, compute if compute != kept else None, dims)
         model.to_empty(device=device)
@@ -194,6 +196,7 @@ def prepare(model: Llama, config: LayoutFlags, precision: str) -> None:
         if config.compile:
             # A mixture reads how many rows an expert has, which breaks the graph.
             block.compile(fullgraph=not model.shape.num_experts)
+    model.fused = bool(config.compile)
 
 
 def shard(model: Llama, layout: Layout, meshes: dict[str, DeviceMesh], compute: torch.dtype | None, dims: dict[int, int]) -> None:

@@ -20,7 +20,7 @@ from trainer.layout import Layout
 from trainer.loss import IGNORED
 from trainer.models import Shape
 from trainer.parallel.pipeline import Pipeline
-from trainer.parallel.precision import COMPUTE, LossScale
+from trainer.parallel.precision import LossScale
 
 
 @dataclass
@@ -74,11 +74,7 @@ class Engine:
         order = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
         if self.config.deterministic:
             order = [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]
-        stack = contextlib.ExitStack()
-        stack.enter_context(sdpa_kernel(order, set_priority=True))
-        if self.layout.ddp and COMPUTE[self.precision] != torch.float32:
-            stack.enter_context(torch.autocast("cuda", COMPUTE[self.precision]))
-        return stack
+        return sdpa_kernel(order, set_priority=True)
 
     def _counted(self, batch: Tensor, labels: Tensor | None) -> Tensor:
         """The number of tokens of all ranks that the loss counts, a scalar on the device."""

@@ -77,9 +77,16 @@ def test_a_cpu_computes_in_float32_and_never_in_float8() -> None:
         precision_of(TrainConfig(precision="float8"), torch.device("cpu"))
 
 
-def test_one_rank_has_a_wrapper_only_for_its_casts(alone: None) -> None:
-    assert not isinstance(engine().model, FSDPModule)
-    assert isinstance(engine(precision="bf16").model, FSDPModule)
+def test_one_rank_has_no_wrapper_and_its_layers_cast(alone: None) -> None:
+    half = engine(precision="bf16")
+    assert not isinstance(half.model, FSDPModule)
+    seen: dict[str, tuple[torch.dtype, torch.dtype]] = {}
+    for name, module in half.model.named_modules():
+        if not list(module.children()) and "embed" not in name and name != "lm_head":
+            module.register_forward_hook(lambda _, given, made, name=name: seen.update({name: (given[0].dtype, made.dtype)}))  # type: ignore[misc]
+    half.forward_backward(SAMPLES)
+    assert len(seen) > 30
+    assert set(seen.values()) == {(torch.bfloat16, torch.bfloat16)}
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
@@ -147,6 +154,23 @@ def test_the_loss_in_chunks_is_cross_entropy(monkeypatch: pytest.MonkeyPatch) ->
     torch.testing.assert_close(ours, theirs)
     for one, other in zip(torch.autograd.grad(ours, (x, weight)), torch.autograd.grad(theirs, (x, weight)), strict=True):
         torch.testing.assert_close(one, other)
+
+
+def test_the_loss_for_a_compiler_is_the_same() -> None:
+    draw = torch.Generator().manual_seed(3)
+    logits, labels = torch.randn(40, 96, generator=draw, dtype=torch.float64), torch.randint(0, 96, (40,), generator=draw)
+    labels[3:9] = loss.IGNORED
+    for one, other in zip(loss.plain_loss(logits, labels), loss.chunk_loss(logits.clone(), labels, None), strict=True):
+        torch.testing.assert_close(one, other)
+    assert not loss.plain_loss(logits, labels)[1][3:9].any()
+
+
+@pytest.mark.parametrize("recompute", ["selective", "attention", "full"])
+def test_what_is_computed_again_changes_nothing(alone: None, recompute: str) -> None:
+    plain, again = engine(), engine(activation_checkpointing=recompute)
+    assert plain.forward_backward(SAMPLES).item() == again.forward_backward(SAMPLES).item()
+    for one, other in zip(plain.model.parameters(), again.model.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad)
 
 
 def test_the_gradients_of_own_layers_are_the_numeric_ones() -> None:
