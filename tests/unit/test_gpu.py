@@ -14,6 +14,7 @@ from ansible_collections.muster.fleet.plugins.modules import gpu_facts
 
 FIXTURES = Path(__file__).parents[1] / "fixtures/gpu"
 T4, A10G, A100, ADA = "tesla-t4.xml", "a10g.xml", "a100-sxm4-v12.xml", "rtx-4000-sff-ada-v13.xml"
+H200 = "h200-v13.xml"
 
 
 def text(name: str) -> str:
@@ -62,6 +63,8 @@ def faults(instance_type: str | None = "p5.48xlarge", on_bus: int = 8, smi: str 
         # The memory is the GPU's and not that of its first MIG device.
         (A100, "535.54.03", 4, {"model": "A100", "memory_mib": 81920, "mig": "Enabled", "bus": "0000:01:00.0", "fabric_state": ""}),
         (ADA, "595.84", 1, {"model": "", "memory_mib": 20475, "persistence": "Enabled", "gsp": "595.84", "remap_failure": False}),
+        (H200, "580.159.04", 1, {"model": "H200", "memory_mib": 143771, "bus": "0000:00:06.0", "mig": "Disabled", "ecc": "Enabled"}),
+        (H200, "580.159.04", 1, {"persistence": "Enabled", "gsp": "580.159.04", "remap_pending": False, "fabric_state": ""}),
     ],
 )
 def test_recorded_outputs(file, driver, attached, expected):
@@ -73,6 +76,17 @@ def test_recorded_outputs(file, driver, attached, expected):
 @pytest.mark.parametrize(("file", "instance_type"), [(T4, "g4dn.xlarge"), (A10G, "g5.xlarge")])
 def test_a_healthy_recorded_host_has_no_fault(file, instance_type):
     assert faults(instance_type, 1, text(file), "") == []
+
+
+def test_one_real_h200_is_no_p5en():
+    """Its nvidia-smi nvlink -s printed nothing."""
+    said = faults("p5en.48xlarge", 1, text(H200), "")
+    assert [each.partition(";")[0] for each in said] == [
+        "Expected 8 x H200 of p5en.48xlarge on the PCI bus and found 1",
+        "Expected 18 NVLinks up on each GPU and found 0 (GPU 0)",
+        "Expected the NVLink fabric Completed, Success and found N/A, N/A (GPU 0)",
+    ]
+    assert faults(None, 1, text(H200), "") == []
 
 
 def test_a_healthy_host_of_eight():

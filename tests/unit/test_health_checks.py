@@ -5,10 +5,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import time
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
@@ -430,8 +432,164 @@ def test_loopback_of_efa(machine: Machine) -> None:
     assert machine.look("efa_loopback")["reason"] == "fi_pingpong is not installed"
 
 
+# An H200 that was there: driver 580.159.04, one GPU of a virtual machine without NVLink, EFA, systemd and DCGM (fixtures/health/README.md)
+
+H200 = json.loads((FIXTURES / "health/h200-580.json").read_text())
+H200_LOG = (FIXTURES / "gpu/h200-v13.xml").read_text()
+
+
+@pytest.fixture
+def h200(machine: Machine) -> Machine:
+    machine.name = "p5en.48xlarge"
+    machine.said = {"nvidia-smi -q -x": H200_LOG, **{line: tuple(answer) for line, answer in H200.items() if isinstance(answer, list)}}
+    for folder in ("sys/bus/pci/devices", "sys/class/infiniband"):
+        shutil.rmtree(machine.root / folder)
+    machine.file("sys/bus/pci/devices/0000:00:06.0/vendor", "0x10de")
+    machine.file("sys/bus/pci/devices/0000:00:06.0/class", "0x030200")
+    machine.kmsg = [line.partition(";")[2] for line in H200["cat /dev/kmsg"][1].splitlines()]
+    return machine
+
+
+def one(**more: Any) -> dict[str, Any]:
+    """Settings of a p5en.48xlarge with one GPU, which AWS does not have."""
+    return {"type": {**catalogue.instance_type("p5en.48xlarge"), "gpus": 1}, **more}
+
+
+def test_the_fields_are_those_that_the_real_program_answers() -> None:
+    [asked] = [line for line in H200 if line.startswith("nvidia-smi --query-gpu=index,name") and line.endswith("nounits")]
+    assert asked == "nvidia-smi --query-gpu=%s --format=csv,noheader,nounits" % ",".join(gpu_checks.FIELDS)
+    root = ElementTree.fromstring(H200_LOG).find("gpu")
+    assert root is not None
+    assert [path for path in gpu_checks.XML_FIELDS.values() if root.find(path) is None] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("gpu_bus", "1"), ("gpu_count", "1"), ("gpu_model", "H200"), ("gpu_uniform", "96.00.A5.00.1A"), ("gpu_ecc_mode", "Enabled"),
+        ("gpu_ecc", "0"), ("gpu_sram", "not exceeded"), ("gpu_remapped_rows", "0 remapped"), ("gpu_pcie", "16 lanes"),
+        ("gpu_throttle", "none"), ("gpu_temperature", "as it should be"), ("gpu_persistence", "Enabled"), ("gpu_mig", "Disabled"),
+        ("gpu_recovery", "None"), ("gpu_strays", "0 GPUs in use"), ("xid", "0 XIDs"), ("sxid", "0 SXids"), ("nccl_crash", "0 crashes"),
+    ],
+)  # fmt: skip
+def test_a_real_h200_passes(h200: Machine, name: str, found: str) -> None:
+    record = h200.look(name, **one())
+    assert (record["status"], record["reason"], record["found"]) == ("passed", "", found)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("nvlink", "nvidia-smi nvlink -s lists no link"),
+        ("nvlink_errors", "nvidia-smi nvlink -e lists no counter"),
+        ("fabric_state", "nvidia-smi says N/A where fabric_state belongs"),
+        ("gpu_retired_pages", "nvidia-smi says [N/A] where retired_pages.pending belongs"),
+        ("fabric_manager", "systemctl is not installed"),
+        ("dcgm", "dcgmi is not installed"),
+        ("efa_ports", "the node has no EFA device"),
+        ("efa_counters", "no EFA port has counters"),
+        ("efa_loopback", "the node has no EFA device"),
+    ],
+)
+def test_what_a_real_h200_did_not_have_does_not_pass(h200: Machine, name: str, reason: str) -> None:
+    record = h200.look(name, **one())
+    assert (record["status"], record["reason"], blocks(record)) == ("not_run", reason, True)
+
+
+def test_a_process_that_held_memory_of_a_real_h200(h200: Machine) -> None:
+    [line] = [line for line in h200.said if line.endswith("noheader,nounits") and "memory.used" in line]
+    idle = h200.said[line][1]
+    assert ", 143771, 0, Enabled" in idle
+    used = H200["busy"]["-q -x fb_memory_usage/used"].split()[0]
+    h200.said[line] = idle.replace(", 143771, 0, ", f", 143771, {used}, ")
+    assert h200.look("gpu_strays", **one())["reason"] == "no job runs and GPU 0 has 4623 MiB in use"
+
+
+def test_a_gpu_whose_links_are_gone_is_not_left_out(machine: Machine) -> None:
+    """nvidia-smi prints nothing of a GPU without links, so seven of eight GPUs looked like all."""
+    machine.said["nvidia-smi nvlink -s"] = "".join(
+        f"GPU {i}: B200\n" + "".join(f"\t Link {n}: 26.562 GB/s\n" for n in range(18)) for i in range(8) if i != 3
+    )
+    found = machine.look("nvlink")
+    assert (found["status"], found["reason"], found["found"]) == ("failed", "GPU 3 has 0 of 18 NVLinks up", "126 of 144")
+
+
+@pytest.mark.parametrize("said", ["[Unknown Error]", "[GPU requires reset]"])
+def test_a_value_that_one_gpu_does_not_give_is_told(machine: Machine, said: str) -> None:
+    machine.rows[3]["memory.used"] = said
+    found = machine.look("gpu_strays")
+    assert (found["status"], found["reason"]) == ("not_run", f"nvidia-smi says {said} where memory.used of GPU 3 belongs")
+
+
+# What nobody looked at has not passed
+
+
+@pytest.mark.parametrize(
+    ("name", "make", "reason", "blocked"),
+    [
+        ("efa_ports", lambda m: shutil.rmtree(m.root / "sys/class/infiniband"), "the node has no EFA device", True),
+        (
+            "efa_provider",
+            lambda m: (
+                m.said.update({"fi_info": m.run(["fi_info"], 1)[1]}),
+                [(each / "device/device").unlink() for each in (m.root / "sys/class/infiniband").iterdir()],
+            ),
+            "the node has no EFA device",
+            True,
+        ),
+        ("xid", lambda m: m.kmsg.clear(), "/dev/kmsg has no line", True),
+        ("sxid", lambda m: m.kmsg.clear(), "/dev/kmsg has no line", True),
+        ("nccl_crash", lambda m: m.kmsg.clear(), "/dev/kmsg has no line", True),
+        ("out_of_memory", lambda m: m.kmsg.clear(), "/dev/kmsg has no line", True),
+        ("mtu", lambda m: m.file("sys/class/net/eth0/operstate", "down"), "no network card of the node is up", True),
+        ("drift", lambda m: m.file("etc/muster/manifest.json", EMPTY), "/etc/muster/manifest.json has no component", True),
+        (
+            "units",
+            lambda m: m.said.update({"systemctl": "Id=munge.service\nActiveState=active\n"}),
+            "systemctl says something of 1 units and not of slurmd, munge",
+            True,
+        ),
+        ("read_only", lambda m: m.file("proc/self/mounts", "a /boot ext4 rw 0 0\n"), "/ is on no file system of the node", True),
+        # These a node need not have.
+        ("raid", lambda m: m.file("proc/mdstat", "Personalities : [raid0]\nunused devices: <none>\n"), "the node has no array", False),
+        ("governor", lambda m: shutil.rmtree(m.root / "sys/devices/system/cpu/cpu0"), "the host sets the frequency", False),
+        ("mounts", lambda m: m.file("proc/self/mounts", "/dev/root / ext4 rw 0 0\n"), "the node has no network file system", False),
+    ],
+)
+def test_an_empty_list_is_no_pass(machine: Machine, name: str, make: Any, reason: str, blocked: bool) -> None:
+    on_the_host(machine)
+    want = {"units": ["slurmd", "munge"]}
+    assert machine.look(name, **want)["status"] == "passed", machine.look(name, **want)
+    make(machine)
+    found = machine.look(name, **want)
+    assert (found["status"], blocks(found)) == ("not_run", blocked)
+    assert found["reason"].startswith(reason)
+
+
+def test_a_file_system_without_blocks_or_inodes(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    space = type("Space", (), {"f_blocks": 0, "f_bavail": 0, "f_files": 0, "f_favail": 0})
+    monkeypatch.setattr(lookat.os, "statvfs", lambda _path: space)
+    found = [machine.look(name) for name in ("disk_space", "disk_inodes")]
+    assert [each["reason"] for each in found] == ["the file system of / counts no blocks", "the file system of / counts no inodes"]
+    assert [blocks(each) for each in found] == [True, False], "btrfs counts no inodes"
+
+
+def test_a_folder_of_a_read_only_file_system(machine: Machine) -> None:
+    machine.file("proc/self/mounts", "/dev/root / ext4 rw 0 0\n/dev/md0 /scratch xfs ro 0 0\n")
+    machine.file("scratch/jobs/a", "")
+    assert machine.look("read_only", disks=["/", "/scratch/jobs"])["reason"] == "/scratch/jobs is read-only"
+    assert machine.look("read_only", disks=["/gone"])["reason"] == "/gone is on no file system of the node"
+
+
+def test_a_unit_behind_an_alias_counts(machine: Machine) -> None:
+    """systemctl answers with the unit's own name."""
+    machine.said["systemctl"] = "Id=chronyd.service\nActiveState=failed\n"
+    assert machine.look("units", units=["chrony"])["reason"] == "chrony is failed"
+
+
 # The node itself
 
+EMPTY = json.dumps({"schema": "muster.manifest/1", "stack": None, "components": {}, "packages": {}})
 MEMINFO = "MemTotal:       2113929216 kB\nMemFree: 1 kB\nMemAvailable:   {} kB\nSwapTotal:             {} kB\n"
 TRACKING = "A9FEA97B,169.254.169.123,4,1764064000.123456789,{},0.000001,0.000002,-10.1,0.0,0.02,0.0002,0.0001,16.2,{}\n"
 UNITS = "Id=slurmd.service\nActiveState={}\n\nId=munge.service\nActiveState=active\n"

@@ -96,7 +96,7 @@ def query(node):
     if short or not rows:
         raise CannotRun("nvidia-smi --query-gpu printed a row that is cut: %s" % (", ".join(short[0])[:120] if short else "nothing"))
     plain = [field.replace("clocks_throttle_reasons", "clocks_event_reasons") for field in fields]
-    return [{key: "" if value in NOTHING else value for key, value in zip(plain, row)} for row in rows]
+    return [dict(zip(plain, row)) for row in rows]
 
 
 def log(node):
@@ -107,25 +107,26 @@ def log(node):
         raise CannotRun("nvidia-smi -q -x printed no XML: %s" % error) from None
     rows = []
     for index, one in enumerate(root.findall("gpu")):
-        found = {key: gpu.text_of(one, path) for key, path in XML_FIELDS.items()}
-        # An element that the driver's format lacks is no key, one without a value is "".
-        rows.append({"index": str(index), **{key: text for key, text in found.items() if one.find(XML_FIELDS[key]) is not None}})
+        found = {key: one.findtext(path) for key, path in XML_FIELDS.items()}
+        # An element that the driver's format lacks is no key.
+        rows.append({"index": str(index), **{key: text.strip() for key, text in found.items() if text is not None}})
     if not rows:
         raise CannotRun("nvidia-smi -q -x lists no GPU")
     return rows
 
 
 def each(rows, field, since=0):
-    """[(GPU, value)] of a field; CannotRun when the driver gives it for no GPU. since: the driver's branch that began to give it."""
-    found = [(row["index"], row[field]) for row in rows if row.get(field)]
-    if since and not any(field in row for row in rows):
-        raise NotHere("drivers below %d do not give %s" % (since, field))
-    if not found:
+    """[(GPU, value)] of a field; CannotRun when a GPU has none. since: the driver's branch that began to give it."""
+    if not any(field in row for row in rows):
+        if since:
+            raise NotHere("drivers below %d do not give %s" % (since, field))
         raise CannotRun("the driver does not give %s" % field)
-    lacking = [row["index"] for row in rows if not row.get(field)]
+    lacking = [row for row in rows if row.get(field, "") in NOTHING]
     if lacking:
-        raise CannotRun("the driver does not give %s of GPU %s" % (field, ", ".join(lacking)))
-    return found
+        said = " and ".join(sorted({row.get(field) or "nothing" for row in lacking}))
+        where = "" if len(lacking) == len(rows) else " of %s" % some([row["index"] for row in lacking])
+        raise CannotRun("nvidia-smi says %s where %s%s belongs" % (said, field, where))
+    return [(row["index"], row[field]) for row in rows]
 
 
 def number(text):
@@ -257,7 +258,7 @@ def gpu_throttle(node):
 def gpu_temperature(node):
     limits, rows = node.want["limits"], query(node)
     hot = ["GPU %s has %s °C" % pair for pair in each(rows, "temperature.gpu") if number(pair[1]) >= limits["gpu_celsius"]]
-    memory = [(row["index"], row["temperature.memory"]) for row in rows if row.get("temperature.memory")]
+    memory = [(row["index"], row["temperature.memory"]) for row in rows if row.get("temperature.memory", "") not in NOTHING]
     hot += ["the memory of GPU %s has %s °C" % pair for pair in memory if number(pair[1]) >= limits["gpu_memory_celsius"]]
     return Found("; ".join(hot) or "as it should be", "below %g °C" % limits["gpu_celsius"], hot)
 
@@ -311,6 +312,8 @@ def nvlink(node):
     up = gpu.parse_nvlink(smi(node, ["nvlink", "-s"]))
     if not up:
         raise CannotRun("nvidia-smi nvlink -s lists no link")
+    for row in query(node):
+        up.setdefault(int(row["index"]), 0)  # nvidia-smi leaves out a GPU without links
     down = {index: count for index, count in up.items() if count < have["nvlinks"]}
     faults = ["GPU %d has %d of %d NVLinks up" % (index, count, have["nvlinks"]) for index, count in sorted(down.items())]
     return Found("%d of %d" % (sum(up.values()), have["nvlinks"] * len(up)), "all up", faults)

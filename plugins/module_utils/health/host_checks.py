@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 
-from ansible_collections.muster.fleet.plugins.module_utils.health.lookat import CannotRun, Found
+from ansible_collections.muster.fleet.plugins.module_utils.health.lookat import CannotRun, Found, NotHere
 from ansible_collections.muster.fleet.plugins.module_utils.node import manifest, rehearsal
 
 LEAST_MEMORY = 0.95  # of the type's nominal memory; the kernel keeps some for itself
@@ -64,7 +65,9 @@ def disk_space(node):
     most, faults, worst = node.want["limits"]["disk_percent"], [], 0.0
     for path in node.want["disks"]:
         space = node.space(path)
-        used = 100.0 * (1 - space.f_bavail / space.f_blocks) if space.f_blocks else 0.0
+        if not space.f_blocks:
+            raise CannotRun("the file system of %s counts no blocks" % path)
+        used = 100.0 * (1 - space.f_bavail / space.f_blocks)
         worst = max(worst, used)
         faults += ["%s is %d%% full" % (path, used)] if used >= most else []
     return Found("%d%%" % worst, "less than %g%%" % most, faults)
@@ -72,9 +75,12 @@ def disk_space(node):
 
 def disk_inodes(node):
     most, faults, worst = node.want["limits"]["disk_percent"], [], 0.0
-    for path in node.want["disks"]:
-        space = node.space(path)
-        used = 100.0 * (1 - space.f_favail / space.f_files) if space.f_files else 0.0
+    spaces = {path: node.space(path) for path in node.want["disks"]}
+    counted = {path: space for path, space in spaces.items() if space.f_files}
+    if not counted:
+        raise NotHere("the file system of %s counts no inodes" % ", ".join(spaces))
+    for path, space in counted.items():
+        used = 100.0 * (1 - space.f_favail / space.f_files)
         worst = max(worst, used)
         faults += ["%d%% of the inodes of %s are used" % (used, path)] if used >= most else []
     return Found("%d%%" % worst, "less than %g%%" % most, faults)
@@ -88,8 +94,14 @@ def mounted(node):
 
 def read_only(node):
     """The kernel has not made a file system of the node read-only after an error."""
-    found = mounted(node)
-    bad = [path for path in node.want["disks"] if "ro" in found.get(path, ("", []))[1]]
+    found, bad = mounted(node), []
+    for path in node.want["disks"]:
+        holder = os.path.normpath(path)
+        while holder not in found and holder != "/":
+            holder = os.path.dirname(holder)
+        if holder not in found or not node.exists(path):
+            raise CannotRun("%s is on no file system of the node" % path)
+        bad += [path] if "ro" in found[holder][1] else []
     return Found(", ".join(bad) or "writable", "writable", ["%s is read-only" % path for path in bad])
 
 
@@ -101,8 +113,11 @@ def mounts(node):
     """What must be mounted is, and every network file system answers. A child looks, because the kernel may never let it return."""
     found = mounted(node)
     faults = ["%s is not mounted" % path for path in node.want["mounts"] if path not in found]
+    gone = len(faults)
     ask = [path for path in node.want["mounts"] if path in found]
     ask += [path for path, (kind, _options) in found.items() if REMOTE.match(kind) and path not in ask]
+    if not ask and not faults:
+        raise NotHere("the node has no network file system, and none is asked for")
     for path in ask:
         try:
             rc, _out, err = node.answer(["stat", "--file-system", "--format=%T", path], 2)
@@ -113,7 +128,7 @@ def mounts(node):
             continue
         if rc:
             faults.append("%s: %s" % (path, " ".join(err.split())[-100:]))
-    return Found("%d answer" % (len(ask) - len(faults)) if ask else "no network file system", "mounted and answering", faults)
+    return Found("%d of %d answer" % (len(ask) - len(faults) + gone, len(ask)), "mounted and answering", faults)
 
 
 def clock(node):
@@ -154,8 +169,10 @@ def governor(node):
     path = "/sys/devices/system/cpu"
     found = {node.value("%s/%s/cpufreq/scaling_governor" % (path, name)) for name in node.names(path) if re.fullmatch(r"cpu\d+", name)}
     found.discard("")
+    if not found:
+        raise NotHere("the host sets the frequency, no CPU has a governor here")
     slow = sorted(found - {"performance"})
-    return Found(", ".join(sorted(found)) or "set by the host", "performance", ["the CPU governor is %s" % ", ".join(slow)] if slow else [])
+    return Found(", ".join(sorted(found)), "performance", ["the CPU governor is %s" % ", ".join(slow)] if slow else [])
 
 
 def kernel(node):
@@ -192,18 +209,13 @@ def units(node):
     """The daemons that the node needs run."""
     wanted = node.want["units"]
     out = node.ask(["systemctl", "show", "--property=Id,ActiveState", "--", *wanted])
-    states = {}
-    for part in out.strip().split("\n\n"):
-        found = dict(line.split("=", 1) for line in part.splitlines() if "=" in line)
-        states[found.get("Id", "")] = found.get("ActiveState", "")
-    faults = []
-    for name in wanted:
-        full = name if "." in name else name + ".service"
-        # systemctl answers with the name behind an alias.
-        if full not in states and len(states) < len(wanted):
-            raise CannotRun("systemctl says nothing of %s" % name)
-        if states.get(full, "active") not in ("active", "reloading", "activating"):
-            faults.append("%s is %s" % (name, states[full] or "unknown"))
+    parts = [dict(line.split("=", 1) for line in part.splitlines() if "=" in line) for part in out.strip().split("\n\n")]
+    # It answers in the order of the names, and with the name behind an alias.
+    if len(parts) != len(wanted):
+        raise CannotRun("systemctl says something of %d units and not of %s" % (len(parts), ", ".join(wanted)))
+    states = [(name, part.get("ActiveState", "")) for name, part in zip(wanted, parts)]
+    good = ("active", "reloading", "activating")
+    faults = ["%s is %s" % (name, state or "unknown") for name, state in states if state not in good]
     return Found("%d of %d run" % (len(wanted) - len(faults), len(wanted)), "all run", faults)
 
 
@@ -221,6 +233,8 @@ def drift(node):
             versions = manifest.parse_dpkg(node.ask(["dpkg-query", "-W", "-f", "${Package} ${Version} ${db:Status-Abbrev}\n"], 20))
         else:
             versions = manifest.parse_rpm(node.ask(["rpm", "-qa", "--qf", "%{NAME} %{VERSION}-%{RELEASE}\n"], 20))
+    if not document["components"]:
+        raise CannotRun("%s has no component" % manifest.PATH)
     faults = []
     for name, entry in sorted(document["components"].items()):
         node.saw(rehearsal.of_entry(entry) if node.rehearsed else [])
@@ -231,22 +245,25 @@ def drift(node):
 def raid(node):
     """No array of local disks lacks one."""
     text = node.value("/proc/mdstat")
+    arrays = len(re.findall(r"(?m)^md", text))
+    if not arrays:
+        raise NotHere("the node has no array")
     bad = [name for name, state in re.findall(r"(?m)^(md\S+) : .*\n.*\[([U_]+)\]", text) if "_" in state]
     bad += re.findall(r"(?m)^(md\S+) : inactive", text)
-    return Found(
-        "%d arrays" % len(re.findall(r"(?m)^md", text)), "no array lacks a disk", ["the array %s lacks a disk" % name for name in bad]
-    )
+    return Found("%d arrays" % arrays, "no array lacks a disk", ["the array %s lacks a disk" % name for name in bad])
 
 
 def mtu(node):
     """Every network card of the type's has jumbo frames."""
-    small = []
+    sizes = {}
     for name in node.names("/sys/class/net"):
         if node.exists("/sys/class/net/%s/device" % name) and node.value("/sys/class/net/%s/operstate" % name) == "up":
             size = node.value("/sys/class/net/%s/mtu" % name)
-            if size.isdigit() and int(size) < node.want["limits"]["mtu"]:
-                small.append("%s has an MTU of %s" % (name, size))
-    return Found("; ".join(small) or "as it should be", "%d or more" % node.want["limits"]["mtu"], small)
+            sizes.update({name: int(size)} if size.isdigit() else {})
+    if not sizes:
+        raise CannotRun("no network card of the node is up")
+    small = ["%s has an MTU of %d" % pair for pair in sizes.items() if pair[1] < node.want["limits"]["mtu"]]
+    return Found("; ".join(small) or "%d cards" % len(sizes), "%d or more" % node.want["limits"]["mtu"], small)
 
 
 def verdict(node):

@@ -173,4 +173,6 @@ class Node:
             head, _semicolon, text = line.partition(";")
             fields = head.split(",")
             records.append((int(fields[2]) if len(fields) > 2 and fields[2].isdigit() else 0, text))
+        if not records:
+            raise CannotRun("%s has no line" % KMSG)
         return records
