@@ -2,7 +2,8 @@
 # Copyright: the Muster developers
 """NCCL's inspector: how it is built and started, and what its lines say.
 
-The lines are constructed from the source of NCCL 2.30.7 (plugins/profiler/inspector/inspector_json.cc, format v4.0); no GPU wrote them.
+fixtures/nccl_inspector has files that plugins of NCCL 2.28.9 and 2.30.7 wrote of one rank. Lines of more ranks and hosts, and of
+point-to-point calls, are constructed in their form (inspector_json.cc, format v4.0).
 """
 
 from __future__ import annotations
@@ -24,31 +25,22 @@ from ansible_collections.muster.fleet.plugins.module_utils.health.nccl_judge imp
 from ansible_collections.muster.fleet.plugins.modules import nccl_inspector
 
 ROOT = Path(__file__).parents[2]
+RECORDED = ROOT / "tests/fixtures/nccl_inspector"
+TYPICAL = (RECORDED / "2.28.9-all_reduce/vm-pid3565.log").read_text().splitlines()[-1]
 
 
 def line(rank: int = 0, number: int = 1, **more: Any) -> str:
-    """A line of an all_reduce of 1 GiB on 4 ranks of 2 nodes."""
-    call = {
-        "coll": "AllReduce",
-        "coll_sn": number,
-        "coll_msg_size_bytes": 1 << 30,
-        "coll_exec_time_us": 4000,
-        "coll_timing_source": "kernel_gpu",
-        "coll_algobw_gbs": 268.435456,
-        "coll_busbw_gbs": 402.653184,
-    }
-    head = {"id": "0x7f8c496ae9f661", "rank": rank, "n_ranks": 4, "nnodes": 2}
-    head.update({key: more.pop(key) for key in list(more) if key in head})
-    call.update(more)
-    metadata = {
-        "inspector_output_format_version": "v4.0",
-        "git_rev": "",
-        "rec_mechanism": "nccl_profiler_interface",
-        "dump_timestamp_us": 1748030377748202,
-        "hostname": f"compute-{rank // 2 + 1}.cluster.local",
-        "pid": 100 + rank,
-    }
-    return json.dumps({"header": head, "metadata": metadata, "coll_perf": call}, separators=(",", ":")) + "\n"
+    """A recorded line as one of an all_reduce of 1 GiB on 4 ranks of 2 nodes."""
+    record = json.loads(TYPICAL)
+    record["header"].update(rank=rank, n_ranks=4, nnodes=2)
+    record["metadata"].update(hostname=f"compute-{rank // 2 + 1}.cluster.local", pid=100 + rank)
+    record["coll_perf"].update(coll_sn=number, coll_msg_size_bytes=1 << 30, coll_exec_time_us=4000)
+    record["coll_perf"].update(coll_algobw_gbs=268.435456, coll_busbw_gbs=402.653184)
+    for key, value in more.items():
+        part = record["header" if key in record["header"] else "coll_perf"]
+        assert key in part
+        part[key] = value
+    return json.dumps(record, separators=(",", ":")) + "\n"
 
 
 P2P = '{"header":{"id":"0x1","rank":0,"n_ranks":4,"nnodes":2},"metadata":{"hostname":"a"},"p2p_perf":{"p2p":"Send","p2p_sn":1}}\n'
@@ -60,6 +52,39 @@ def files(*lines: str) -> list[tuple[str, list[str]]]:
     for each in lines:
         found.setdefault("compute-pid%d.log" % json.loads(each)["metadata"]["pid"], []).append(each)
     return sorted(found.items())
+
+
+def recorded(folder: str) -> list[tuple[str, list[str]]]:
+    return [(path.name, path.read_text().splitlines(keepends=True)) for path in sorted((RECORDED / folder).iterdir())]
+
+
+@pytest.mark.parametrize(
+    ("folder", "sizes", "busbw", "rank"),
+    [
+        ("2.28.9-all_reduce", (8, 16 << 20), 1.860621, 1),
+        ("2.28.9-all_gather", (32, 16 << 20), 1.864964, 1),
+        ("2.28.9-reduce_scatter", (32, 16 << 20), 1.851381, 1),
+        ("2.28.9-broadcast", (8, 16 << 20), 4.692928, 1),
+        ("2.28.9-reduce", (8, 16 << 20), 3.741574, 1),
+        ("2.30.7-all_reduce", (8 << 10, 16 << 20), 1.862273, 0),
+    ],
+)
+def test_what_nccl_wrote_on_a_gpu(folder: str, sizes: tuple[int, int], busbw: float, rank: int) -> None:
+    """Sizes as nccl-tests counts them. One of two ranks had a file, see the README there."""
+    found = summary(recorded(folder))
+    assert (found["lines"], found["damaged"], found["point_to_point"], found["hosts"]) == (5, 0, 0, ["vm"])
+    assert (found["status"], found["reason"]) == ("not_run", "1 of 2 ranks wrote lines")
+    small, large = found["rows"]
+    assert (small["size"], large["size"], large["collective"]) == (*sizes, folder.partition("-")[2])
+    assert (large["ranks"], large["nodes"], large["calls"], large["timing"]) == (2, 2, 3, ["kernel_gpu"])
+    assert (large["slowest"]["rank"], large["slowest"]["host"]) == (rank, "vm")
+    assert large["busbw"] == busbw
+
+
+@pytest.mark.parametrize("op", ["alltoall", "sendrecv"])
+def test_sends_of_2_28_leave_an_empty_file(op: str) -> None:
+    found = summary(recorded(f"2.28.9-{op}"), 2)
+    assert (found["status"], found["files"], found["lines"], found["reason"]) == ("not_run", 1, 0, "none of 0 lines is of a collective")
 
 
 def test_a_row_for_each_collective_and_size() -> None:
@@ -155,7 +180,9 @@ def test_the_module_reads_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture
 
 SOURCES = {
     "Makefile": "src.build:\nsrc.install:\n\tmkdir -p $(PREFIX)/lib\n\techo nccl >$(PREFIX)/lib/libnccl.so.2\n",
-    "inspector/Makefile": "libnccl-profiler-inspector.so:\n\techo plugin with $(CUDA_HOME) >$@\n",
+    # NVIDIA's has these flags in 2.28.
+    "inspector/Makefile": "CXXFLAGS := -O3 -march=native -Wall\n"
+    "libnccl-profiler-inspector.so:\n\techo plugin with $(CUDA_HOME), $(CXXFLAGS) >$@\n",
 }
 
 
@@ -180,16 +207,24 @@ def test_the_build_has_the_inspector_when_it_is_asked_for(tmp_path: Path, where:
     if options != ("inspector",):
         return
     run = [str(tmp_path / "opt" / wrapper), "env"]
-    shown = subprocess.run(run, capture_output=True, text=True, check=True, env={"PATH": os.environ["PATH"], "MUSTER_JOB_DIR": "/jobs/a b"})
+    assert (tmp_path / "opt" / plugin).read_text().endswith(", -O3 -Wall\n"), "the node may have an older CPU than the builder"
+    job = tmp_path / "jobs/a b"
+    shown = subprocess.run(run, capture_output=True, text=True, check=True, env={"PATH": os.environ["PATH"], "MUSTER_JOB_DIR": str(job)})
     assert {each for each in shown.stdout.splitlines() if each.startswith("NCCL_")} == {
         "NCCL_PROFILER_PLUGIN=/opt/nccl/lib/libnccl-profiler-inspector.so",
         "NCCL_INSPECTOR_ENABLE=1",
-        "NCCL_INSPECTOR_DUMP_DIR=/jobs/a b/nccl-inspector-0",
+        f"NCCL_INSPECTOR_DUMP_DIR={job}/nccl-inspector-0",
         "NCCL_INSPECTOR_DUMP_THREAD_INTERVAL_MICROSECONDS=500",
     }
-    own = {"PATH": os.environ["PATH"], "NCCL_INSPECTOR_DUMP_DIR": "/mine", "NCCL_INSPECTOR_DUMP_THREAD_INTERVAL_MICROSECONDS": "0"}
+    assert (job / "nccl-inspector-0").is_dir(), "ranks that start together cannot all make it"
+    mine = tmp_path / "mine"
+    own = {"PATH": os.environ["PATH"], "NCCL_INSPECTOR_DUMP_DIR": str(mine), "NCCL_INSPECTOR_DUMP_THREAD_INTERVAL_MICROSECONDS": "0"}
     shown = subprocess.run(run, capture_output=True, text=True, check=True, env=own)
-    assert "NCCL_INSPECTOR_DUMP_DIR=/mine\n" in shown.stdout and "MICROSECONDS=0\n" in shown.stdout
+    assert f"NCCL_INSPECTOR_DUMP_DIR={mine}\n" in shown.stdout and "MICROSECONDS=0\n" in shown.stdout
+    assert mine.is_dir()
+    own["NCCL_INSPECTOR_DUMP_DIR"] = str(tmp_path / "nccl.tar.gz/mine")
+    shown = subprocess.run(run, capture_output=True, text=True, check=True, env=own)
+    assert "nccl.tar.gz" in shown.stderr and "NCCL_INSPECTOR_ENABLE=1\n" in shown.stdout, "the job itself still runs"
 
 
 PLAY = """\

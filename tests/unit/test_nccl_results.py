@@ -60,6 +60,37 @@ def small(collective: str, rows: list[str], *, header: str = "", maximum: int = 
 ONE = "     1048576        262144     float     sum      -1    100.0   10.49   10.49      0    100.0   10.49   10.49      0"
 
 
+@pytest.mark.parametrize(
+    ("collective", "last"),
+    [
+        ("all_reduce", (1.84, 1.75)),
+        ("all_gather", (1.73, 1.82)),
+        ("reduce_scatter", (1.57, 1.74)),
+        ("alltoall", (1.23, 1.22)),
+        ("broadcast", (3.64, 3.43)),
+        ("reduce", (3.53, 3.66)),
+        ("sendrecv", (1.47, 1.37)),
+    ],
+)
+def test_every_collective_of_a_real_gpu(collective: str, last: tuple[float, float]) -> None:
+    """Whole outputs of nccl-tests 2.19.6: two ranks on one H200."""
+    expect = {"collective": collective, "ranks": 2, "hosts": ["vm"], "datatype": "float", "min_bytes": 8, "max_bytes": 16 << 20}
+    document = judge(parse((FIXTURES / f"h200-two-ranks-{collective}.txt").read_text()), expect)
+    assert (document["verdict"], document["reasons"], document["remarks"]) == ("passed", [], [])
+    [table] = document["tables"]
+    assert (table["program"], table["concluded"], table["damaged"], len(table["rows"])) == (f"{collective}_perf", True, [], 44)
+    assert tuple(row["busbw"] for row in table["rows"][-2:]) == last
+    unchecked = {row["placement"] for row in table["rows"] if row["wrong"] is None}
+    assert unchecked == ({"in_place"} if collective in ("alltoall", "sendrecv") else set())
+
+
+def test_one_rank_of_a_real_gpu_crossed_no_wire() -> None:
+    text = (FIXTURES / "h200-one-rank.txt").read_text()
+    assert verdict(text, {"ranks": 1, "hosts": ["vm"]}) == ("failed", ["all_reduce: one rank: nothing crossed a wire"])
+    [table] = parse(text)
+    assert (table["rows"][-1]["algbw"], table["rows"][-1]["time_us"], table["damaged"]) == (911960.0, 0.59, [])
+
+
 def test_the_whole_output_passes() -> None:
     (table,) = parse(WHOLE)
     assert verdict(WHOLE) == ("passed", [])

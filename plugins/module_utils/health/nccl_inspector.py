@@ -13,7 +13,8 @@ Sizes are bytes as nccl-tests counts them: all_gather and reduce_scatter of the 
 1e9 bytes/s and medians: of all lines of a row, of a host, of a rank. A rank that starts late has a short time, because the others wait for
 it in their kernels; so the slowest rank is the one that took, or waited, longest.
 
-Read in the source of NCCL 2.28.3 to 2.30.7 (inspector_json.cc, format v4.0). A line of p2p_perf is counted and not judged.
+Read in the source of NCCL 2.28.3 to 2.30.7 (inspector_json.cc, format v4.0), and in files of 2.28.9 and 2.30.7. A line of p2p_perf is
+counted and not judged.
 """
 
 from __future__ import annotations
