@@ -13,6 +13,7 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 import yaml
@@ -21,7 +22,7 @@ from ansible_collections.muster.fleet.plugins.module_utils.containers import reh
 from ansible_collections.muster.fleet.plugins.module_utils.containers.stand_ins import collectives, devices, nvidia, programs, system
 from ansible_collections.muster.fleet.plugins.module_utils.containers.stand_ins import node as stand_in
 from ansible_collections.muster.fleet.plugins.module_utils.hardware import catalogue, efa, gpu
-from ansible_collections.muster.fleet.plugins.module_utils.health import nccl_results
+from ansible_collections.muster.fleet.plugins.module_utils.health import gpu_checks, nccl_results
 from ansible_collections.muster.fleet.plugins.module_utils.stack import facts
 
 TYPES = [name for name in catalogue.names() if catalogue.instance_type(name)["accelerator"] in ("nvidia", "neuron")]
@@ -244,10 +245,101 @@ def test_a_query_and_what_it_refuses(node) -> None:
         == "0, 22888\n1, 22888\n2, 22888\n3, 22888\n"
     )
     code, out, _err = run("nvidia-smi", "--query-gpu=colour", "--format=csv")
-    assert (code, out) == (2, 'Field "colour" is not a valid field to query.\n')
+    assert (code, out) == (2, 'Field "colour" is not a valid field to query.\n\n')
     code, _out, err = run("nvidia-smi", "--reset")
     assert code == 1
     assert "knows -L, -q, -q -x" in err
+
+
+# What the stand-ins say is in the form of the real programs, as an H200 recorded it (fixtures/health/README.md, fixtures/nccl/README.md)
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+H200 = json.loads((FIXTURES / "health/h200-580.json").read_text())
+
+
+def shape(text: str) -> str:
+    """A text without its numbers."""
+    return re.sub(r"\b[0-9][0-9A-F]*(\.\d+)*\b", "0", re.sub(r"GPU-[0-9a-f-]{36}", "GPU-", text))
+
+
+def test_each_field_of_nvidia_smi_has_the_real_form(node) -> None:
+    run, differ = node("p5en.48xlarge"), {}
+    for field, real in H200["fields"].items():
+        code, out, _err = run("nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader")
+        said = out.splitlines()[0]
+        if code != (2 if "not a valid field" in real else 0) or shape(said) != shape(real):
+            differ[field] = said
+    # The machine of the recording had no fabric, and a stand-in's firmware names the rehearsal.
+    assert differ == {"fabric.state": "Completed", "fabric.status": "Success", "vbios_version": "96.00.rehearsal"}
+
+
+def test_the_query_of_the_health_checks_has_the_real_head(node) -> None:
+    [line] = [line for line in H200 if line.startswith("nvidia-smi --query-gpu=index,name,vbios") and line.endswith("csv")]
+    out = node("p5en.48xlarge")(*line.split())[1]
+    assert out.splitlines()[0] == H200[line][1].splitlines()[0]
+    assert out.splitlines()[1].count(",") == H200[line][1].splitlines()[1].count(",")
+
+
+def test_the_log_of_nvidia_smi_has_the_real_form(node) -> None:
+    def lines(text: str) -> list[str]:
+        return [re.sub(r">[^<]+<", "><", re.sub(r'id="[^"]+"', "", line)) for line in text.splitlines()]
+
+    real = lines((FIXTURES / "gpu/h200-v13.xml").read_text())
+    out = node("p5en.48xlarge")("nvidia-smi", "-q", "-x")[1]
+    assert [line for line in lines(out) if line not in real] == []
+    one = ElementTree.fromstring(out).find("gpu")
+    assert one is not None
+    assert [path for path in gpu_checks.XML_FIELDS.values() if one.find(path) is None] == []
+
+
+def test_what_nvidia_smi_says_besides(node) -> None:
+    run = node("p5en.48xlarge")
+    for line in ("nvidia-smi -L", "nvidia-smi --version", "nvidia-smi -i 7 -L"):
+        code, said, _err = H200[line]
+        found = run(*line.split())
+        assert found[0] == code
+        assert [shape(each).replace(" (rehearsal)", "") for each in found[1].splitlines()[: len(said.splitlines())]] == [
+            shape(each) for each in said.splitlines()
+        ]
+    assert node("p5en.48xlarge", [{"fault": "gpu_missing", "index": index} for index in range(8)])("nvidia-smi", "-q", "-x")[:2] == (
+        H200["nvidia-smi -i 7 -q -x"][0],
+        H200["nvidia-smi -i 7 -q -x"][1],
+    )
+    assert node("g6.xlarge")("nvidia-smi", "nvlink", "-s")[:2] == tuple(H200["nvidia-smi nvlink -s"][:2]), "nothing of a GPU without links"
+    log = run("nvidia-smi", "-q")[1]
+    assert "Driver Version                                         : " in log
+    assert "    Persistence Mode                                   : Enabled\n" in log
+    assert "        Remapping Failure Occurred                     : No\n" in log
+
+
+def test_the_kernel_log_of_a_node_is_not_empty() -> None:
+    lines = system.kernel_log(rehearsal.rehearsal("p5en.48xlarge"), [], stand_in.VERSIONS).splitlines()
+    real = next(line for line in H200["cat /dev/kmsg"][1].splitlines() if "NVRM: loading" in line)
+    assert shape(lines[1]).replace("(rehearsal)", "") == shape(real).replace("(nixbld@)  ", "")
+    assert system.kernel_log(rehearsal.rehearsal("trn2.48xlarge"), [], stand_in.VERSIONS).count("\n") == 1
+
+
+@pytest.mark.parametrize("name", sorted(stand_in.COLLECTIVES))
+def test_nccl_tests_print_as_on_a_gpu(name: str, node) -> None:
+    real = (FIXTURES / f"nccl/h200-two-ranks-{name}.txt").read_text().splitlines()
+    env = {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_JOB_NODELIST": "vm-[1-2]", "SLURMD_NODENAME": "vm-1"}
+    run = node("p5en.48xlarge", SLURM_TASKS_PER_NODE="1(x2)", **env)
+    out = run(f"{name}_perf", "-b", "8", "-e", "16M", "-f", "2", "-g", "1", "-n", "10")[1].splitlines()
+
+    def form(line: str) -> str:
+        if re.match(r" +\d", line):
+            # Size, count, type, redop, root and #wrong are the same; time, algbw and busbw are as wide.
+            return line[:52] + line[77:85] + line[110:]
+        return re.sub(r"Rank .*| \(rehearsal\)|(version|headers=|library=) ?[\d.]+|warmup iters: \d|bandwidth +: \S+", "", line)
+
+    assert [form(line) for line in out] == [form(line) for line in real]
+
+
+def test_nccl_names_itself_as_its_debug_level_says(node) -> None:
+    for level, said in (("", 0), ("VERSION", 1), ("INFO", 1)):
+        out = node("p5en.48xlarge", NCCL_DEBUG=level)("all_reduce_perf", "-b", "8", "-e", "8", "-g", "1")[1]
+        assert out.count("NCCL version 2.28.9+cuda13.2\n") == said
+        assert ("NCCL INFO NCCL version" in out) == (level == "INFO")
 
 
 # Faults

@@ -1,7 +1,7 @@
 # Copyright: the Muster developers
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""nccl-tests 2.19: ranks of Slurm's step, and a table from the references in the document."""
+"""nccl-tests 2.19 as it prints on a GPU: ranks of Slurm's step, and a table from the references in the document."""
 
 from __future__ import annotations
 
@@ -121,40 +121,60 @@ def print_perf_head(document, name, hosts, asked, iters):
     say("# nccl-tests version %s nccl-headers=%s nccl-library=%s (rehearsal)" % (versions["nccl_tests"], code, code))
     say("# Collective test starting: %s" % name)
     stride = "%s(factor)" % factor if factor else "%d(bytes)" % (size_of(step) if step else 1048576)
-    form = "# nThread 1 nGpus 1 minBytes %d maxBytes %d step: %s warmup iters: 1 iters: %d agg iters: 1 validation: 1 graph: 0"
+    form = "# nThread 1 nGpus 1 minBytes %d maxBytes %d step: %s warmup iters: 1 iters: %d agg iters: 1 validation: 1 graph: 0 unalign: 0"
     say(form % (low, high, stride, iters) + "\n#\n# Using devices")
     for rank, host in enumerate(hosts):
         at = hosts[:rank].count(host)
         gpu = document["gpus"][at % len(document["gpus"])]
         form = "#  Rank %2d Group  0 Pid %6d on %10s device %2d [%s] %s"
         say(form % (rank, os.getpid(), host, at, gpu["bus"][:-2], document["gpu_name"]))
-    say("NCCL version %s+cuda%s" % (versions["nccl"], ".".join(versions["cuda"].split(".")[:2])))
-    if os.environ.get("NCCL_DEBUG", "").upper() in ("INFO", "TRACE"):
+    level, version = os.environ.get("NCCL_DEBUG", "").upper(), "NCCL version %s+cuda%s"
+    version %= (versions["nccl"], ".".join(versions["cuda"].split(".")[:2]))
+    if level in ("VERSION", "WARN"):
+        say(version)
+    if level in ("INFO", "TRACE"):
         begin = "%s:%d:%d [0] NCCL INFO " % (hosts[0], os.getpid(), os.getpid())
+        say(begin + version)
         if document["efa"]:
             say(begin + "NET/OFI Selected provider is efa, fabric is efa (found %d nics)" % len(document["efa"]))
         say(begin + "Using network %s" % ("Libfabric" if document["efa"] else "Socket"))
+
+
+def shown(value, width):
+    """A number as getFloatStr of nccl-tests prints it: as many decimals as fit."""
+    texts = ["%*.*f" % (width, digits, value) for digits in (2, 1, 0)]
+    return next((text for text in texts if len(text) <= width), "%*.*e" % (width, width >= 7, value))
+
+
+def checked(collective):
+    """The column #wrong out of place and in place. nccl-tests does not check all of them in place."""
+    return ("       0", "    N/A" if collective in ("alltoall", "sendrecv") else "       0")
 
 
 def print_perf_table(document, collective, hosts, rows, *, kind, factor):
     weight, redop, root = COLLECTIVES[collective]
     ranks, nodes = len(hosts), len(set(hosts))
     share = weight * (ranks - 1) / ranks if weight else 1.0
-    say("#\n#%59s%14s%33s" % ("out-of-place", "", "in-place"))
-    head = "     time   algbw   busbw #wrong"
-    say("# %10s  %12s  %8s  %6s  %6s%s%s" % ("size", "count", "type", "redop", "root", head, head))
-    units = "     (us)  (GB/s)  (GB/s)       "
-    say("# %10s  %12s  %8s  %6s  %6s%s%s" % ("(B)", "(elements)", "", "", "", units, units))
+    say("#\n#%74s%31s          " % ("out-of-place", "in-place"))
+    head = "     time   algbw   busbw  #wrong"
+    say("# %10s  %12s  %8s  %6s  %6s%s%s " % ("size", "count", "type", "redop", "root", head, head))
+    units = "     (us)  (GB/s)  (GB/s)        "
+    say("# %10s  %12s  %8s  %6s  %6s%s%s " % ("(B)", "(elements)", "", "", "", units, units))
     total = 0.0
-    for size in rows:
+    # These have a part for each rank, of whole 16 bytes.
+    parts = ranks if weight == 1 else 1
+    for asked in rows:
+        count = asked // (parts * SIZES[kind])
+        if parts > 1:
+            count -= count % max(16 // SIZES[kind], 1)
+        size = count * parts * SIZES[kind]
         # One rank sends nothing; nccl-tests prints a bus bandwidth of 0 for it.
-        wanted = busbw(document["reference"][collective], nodes, size, factor) if ranks > 1 else 0.0
-        time = size * share / (wanted * 1000) if ranks > 1 else 5.0
+        moves = ranks > 1 and size
+        time = size * share / (busbw(document["reference"][collective], nodes, asked, factor) * 1000) if moves else 5.0
         algbw = size / (time * 1000)
-        shown = "%.2f" % time if time < 100 else "%.1f" % time if time < 10000 else "%.0f" % time
-        reached = algbw * share if ranks > 1 else 0.0
+        reached = algbw * share if moves else 0.0
         total += reached
-        side = "  %7s  %6.2f  %6.2f  %5d" % (shown, algbw, reached, 0)
-        say("%12d  %12d  %8s  %6s  %6d%s%s" % (size, max(size // SIZES[kind], 1), kind, redop, root, side, side))
+        sides = ["  %s  %s  %s" % (shown(time, 7), shown(algbw, 6), shown(reached, 6)) + wrong for wrong in checked(collective)]
+        say("%12d  %12d  %8s  %6s  %6d%s" % (size, count, kind, redop, root, "".join(sides)))
     say("# Out of bounds values : 0 OK\n# Avg bus bandwidth    : %g \n#" % (total / len(rows)))
-    say("# Collective test concluded: %s_perf\n#" % collective)
+    say("# Collective test concluded: %s_perf\n#\n" % collective)

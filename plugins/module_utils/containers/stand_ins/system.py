@@ -128,24 +128,33 @@ def infiniband(files, links, device, number, state):
         links[link + "device"] = "/sys/bus/pci/devices/" + device["bus"]
 
 
+def driver_name(document, versions):
+    """What the kernel's driver calls itself."""
+    machine = "x86_64" if document["hardware"]["arch"] == "x86_64" else "aarch64"
+    return "NVIDIA UNIX Open Kernel Module for %s  %s  Release Build  (rehearsal)\n" % (machine, versions["nvidia_driver"])
+
+
 def proc_files(document, versions):
     """{path below /proc/driver: text} of what the driver adds there."""
-    if not document["gpus"]:
-        return {}
-    machine = "x86_64" if document["hardware"]["arch"] == "x86_64" else "aarch64"
-    text = "NVRM version: NVIDIA UNIX Open Kernel Module for %s  %s  Release Build  (rehearsal)\n" % (machine, versions["nvidia_driver"])
-    return {"nvidia/version": text}
+    return {"nvidia/version": "NVRM version: " + driver_name(document, versions)} if document["gpus"] else {}
+
+
+def kernel_log(document, faults, versions):
+    """The node's kernel log, in the form of /dev/kmsg. That of a node that runs is never empty."""
+    head = "5,0,0,-;Linux version (rehearsal)\n"
+    loaded = "3,1,1000,-;NVRM: loading " + driver_name(document, versions) if document["gpus"] else ""
+    return head + loaded + xid_lines(document, faults)
 
 
 def xid_lines(document, faults):
-    """The lines of the kernel's log that the faults leave, in the form of /dev/kmsg."""
+    """The lines of the kernel's log that the faults leave."""
     found = [
         (each["index"], 79 if each["fault"] == "gpu_lost" else each["code"]) for each in own(faults) if each["fault"] in ("xid", "gpu_lost")
     ]
     form = "4,%d,%d,-;NVRM: Xid (PCI:%s): %d, pid=<unknown>, name=<unknown>, %s\n"
     return "".join(
         form % (number, number * 1000, document["gpus"][index]["bus"][:-2], code, XIDS.get(code, "(rehearsal)"))
-        for number, (index, code) in enumerate(found, 1)
+        for number, (index, code) in enumerate(found, 2)
     )
 
 
@@ -157,7 +166,7 @@ def apply(document, faults):
     files, links = sys_files(document, faults, versions)
     write({os.path.join(LAYERS, "sys", path): text for path, text in files.items()})
     write({os.path.join(LAYERS, "proc", path): text for path, text in proc_files(document, versions).items()})
-    write({os.path.join(LAYERS, "kmsg"): xid_lines(document, faults)})
+    write({os.path.join(LAYERS, "kmsg"): kernel_log(document, faults, versions)})
     for path, target in links.items():
         os.symlink(target, os.path.join(LAYERS, "sys", path))
     # The machine's own devices of these kinds are not the type's, so an opaque folder hides them.
