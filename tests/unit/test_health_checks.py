@@ -521,7 +521,7 @@ def test_a_value_that_one_gpu_does_not_give_is_told(machine: Machine, said: str)
     assert (found["status"], found["reason"]) == ("not_run", f"nvidia-smi says {said} where memory.used of GPU 3 belongs")
 
 
-# What nobody looked at has not passed
+# A check that looked at nothing has not passed
 
 
 @pytest.mark.parametrize(

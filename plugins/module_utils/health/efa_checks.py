@@ -36,7 +36,7 @@ def devices(node):
 
 
 def some_devices(node):
-    """The EFA devices; CannotRun when there is none, because what nobody looked at has not passed."""
+    """The EFA devices; CannotRun when there is none: a check of no device has not passed."""
     found = devices(node)
     if not found:
         raise CannotRun("the node has no EFA device")
