@@ -70,6 +70,23 @@ def test_libraries_are_found_only_where_ldd_says_so(tmp_path: Path, monkeypatch,
     assert run_check({**made, "argv": argv}, role, "image")["status"] == status
 
 
+@pytest.mark.parametrize(
+    ("runs", "modinfo", "status"),
+    [("3.1.0", "echo 3.1.0", "passed"), ("3.1.0", "echo 3.2.0", "failed"), ("3.1.0", "exit 1", "failed"), ("", "exit 1", "not_run")],
+)
+def test_two_versions_of_efa_that_nobody_read_are_not_the_same(tmp_path: Path, monkeypatch, runs: str, modinfo: str, status: str) -> None:
+    tasks = yaml.safe_load((ROLES / "efa/tasks/verify_node.yml").read_text())
+    [check] = [each for each in found_in(tasks) if each.get("check") == "running_module"]
+    if runs:
+        (tmp_path / "version").write_text(runs + "\n")
+    (tmp_path / "modinfo").write_text(f"#!/bin/sh\n{modinfo}\n")
+    (tmp_path / "modinfo").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    argv = [part.replace("/sys/module/efa/version", f"{tmp_path}/version") for part in check["argv"]]
+    made = {key: value for key, value in check.items() if key not in ("needs", "not_run")}
+    assert run_check({**made, "argv": argv}, "efa", "node")["status"] == status
+
+
 def found_in(value: Any) -> Iterator[dict[str, Any]]:
     """All mappings in a document."""
     if isinstance(value, dict):
