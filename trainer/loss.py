@@ -67,7 +67,9 @@ def fused_loss() -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
 
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, labels: Tensor, group: Group, training: bool, fused: bool) -> Tensor:  # noqa: PLR0917
+    def forward(  # noqa: PLR0917
+        ctx: Any, x: Tensor, weight: Tensor, labels: Tensor, group: Group, training: bool, fused: bool
+    ) -> Tensor:
         loss = wide(x).new_zeros(())
         by_x = torch.empty_like(x) if training else None
         by_weight = wide(weight).new_zeros(weight.shape) if training else None

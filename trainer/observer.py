@@ -8,7 +8,7 @@ import os
 import socket
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +27,21 @@ from trainer.watch import Stragglers, Watch
 PEAKS = {"float8": "fp8"}  # precision → its name in devices.json
 
 
+@dataclass
+class Spent:
+    """Seconds of this start so far: between steps, which the logged speed does not count, and waiting for data."""
+
+    idle: float = 0.0
+    data: float = 0.0
+
+
 class Reading:
     """The results of a step on their way to the host. A GPU works on while they travel; only reading a value waits for it."""
 
-    def __init__(self, step: int, samples: int, lr: float, *, status: torch.Tensor, norm: torch.Tensor, share: torch.Tensor) -> None:
-        self.step, self.samples, self.lr = step, samples, lr
+    def __init__(
+        self, step: int, samples: int, lr: float, spent: Spent, *, status: torch.Tensor, norm: torch.Tensor, share: torch.Tensor
+    ) -> None:
+        self.step, self.samples, self.lr, self.spent = step, samples, lr, replace(spent)
         values = torch.cat([status.double(), torch.stack([norm.double(), share.double()])])
         self.event = torch.cuda.Event(enable_timing=True) if values.is_cuda else None
         self.host = torch.empty(len(values), dtype=values.dtype, pin_memory=values.is_cuda)
@@ -76,8 +86,8 @@ class Observer:
         self.utilisation = Utilisation(flops, causal, name, PEAKS.get(engine.precision, engine.precision))
         self.ledger = Ledger(store.read(Ledger.NAME) if store and first else None, step)
         self.ledger.add("start", time.perf_counter() - began)
-        self.logged, self.since = step, self.now()
-        self.idle = self.waited = self.looked = self.data = self.slowest = self.pause = 0.0
+        self.logged, self.since, self.spent, self.told = step, self.now(), Spent(), Spent()
+        self.looked = self.data = self.slowest = self.pause = 0.0
 
     def say(self, text: str, **event: Any) -> None:
         """Log a sentence, and write its event as a JSON line."""
@@ -94,13 +104,14 @@ class Observer:
         return event
 
     def begin_step(self, step: int) -> None:
+        with self.paused():
+            self.profile_window(step + 1)
         self.began = time.perf_counter()
         self.watch.at("data", step)
-        self.profile_window(step + 1)
 
     def data_arrived(self) -> None:
         self.data = time.perf_counter() - self.began
-        self.waited += self.data
+        self.spent.data += self.data
         self.looked += self.data
 
     def end_step(self) -> None:
@@ -127,7 +138,7 @@ class Observer:
         """Work between two steps, which the logged speed does not count."""
         began = time.perf_counter()
         yield
-        self.idle += time.perf_counter() - began
+        self.spent.idle += time.perf_counter() - began
 
     @contextlib.contextmanager
     def part(self, name: str, step: int) -> Iterator[None]:
@@ -143,9 +154,10 @@ class Observer:
         if reading.step % self.config.logging_freq and not last and reading.step != self.config.max_steps:
             return
         now = reading.event or time.perf_counter()
-        took = (self.since.elapsed_time(now) / 1000 if reading.event else now - self.since) - self.idle
-        speed, waiting = (reading.step - self.logged) * self.batch / took, self.waited / took
-        self.logged, self.since, self.idle, self.waited = reading.step, now, 0.0, 0.0
+        took = self.since.elapsed_time(now) / 1000 if reading.event else now - self.since
+        took -= reading.spent.idle - self.told.idle
+        speed, waiting = (reading.step - self.logged) * self.batch / took, (reading.spent.data - self.told.data) / took
+        self.logged, self.since, self.told = reading.step, now, reading.spent
         per_s = speed * self.context
         used = self.utilisation.of(per_s / self.ranks.world_size)
         memory = (torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else resident()) / 2**30

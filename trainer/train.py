@@ -210,7 +210,7 @@ class Run:
         status = torch.stack([loss, *(torch.full_like(loss, value) for value in flags)])
         dist.all_reduce(status)
         rate = optim.learning_rate(self.config, self.step + 1)
-        return Reading(self.step + 1, self.samples, rate, status=status, norm=norm, share=loss)
+        return Reading(self.step + 1, self.samples, rate, self.observer.spent, status=status, norm=norm, share=loss)
 
     def read(self, reading: Reading, now: bool) -> bool:
         """Check and report the step before, if it is unread, and `reading` if it has to be read `now`; whether to stop."""

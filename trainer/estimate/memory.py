@@ -74,6 +74,8 @@ def block_activations(shape: Shape, recompute: str) -> float:
     hidden, narrow, inner = shape.hidden_width, shape.num_key_value_heads * shape.head_width, shape.intermediate_size
     if recompute == "full":
         return hidden
+    if recompute == "attention":
+        return 2 * hidden + shape.num_heads
     if recompute == "selective":
         return 3 * hidden + narrow + (0 if shape.num_experts else inner)
     # Both norms' inputs and outputs, queries, attention's result.
@@ -113,12 +115,13 @@ def memory(shape: Shape, plan: Plan, dtype: str) -> Memory:
     layout, width = plan.layout, BYTES[dtype]
     block, ends = weights(shape, layout)
     layers, local, shards = held(shape, layout)
-    plain = layout.ddp or (layout.world_size == 1 and width == 4)  # without FSDP2, which a single rank needs only to cast
+    plain = layout.ddp or layout.world_size == 1  # without FSDP2: the layers cast what they use
     rest, gradients = 4 * local / shards + (moved(shape, plan) if plan.offload == "none" else 0), 4 * local / shards
     # Between micro-batches FSDP2 keeps whole float32 gradients; a pipeline keeps whole weights too.
     summed = 0.0 if plan.accumulation == 1 else 4 * local
     whole = 0.0 if plain else width * (local if layout.pipeline > 1 else ends)
-    cast = width * block if width < 4 or not plain else 0.0
+    # Layers that cast keep the cast weights for the backward pass, unless it computes them again.
+    cast = width * block * (layers if plain and plan.recompute == "none" else 1) if width < 4 or not plain else 0.0
     # A block's whole gradients, and their float32 copy for the reduction; a single rank reduces nothing.
     reduced = 0.0 if plain else width + (4 if shards > 1 or width < 4 else 0)
     copied, copied_ends = reduced * block, reduced * ends

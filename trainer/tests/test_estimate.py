@@ -65,6 +65,24 @@ def test_speeds_are_near_the_published_ones(  # noqa: PLR0917
     assert found.tokens_per_s / found.plan.layout.world_size == pytest.approx(published, rel=0.2)
 
 
+# model, context, batch, recomputation, GiB that torch allocated at most on one H200, compiled, in bf16 (docs/performance.md)
+MEASURED = [
+    ("llama-3.2-1b", 4096, 4, "none", 38.82),
+    ("llama-3.2-3b", 4096, 2, "none", 65.78),
+    ("llama-3.2-3b", 4096, 2, "selective", 49.61),
+    ("llama-3.1-8b", 8192, 1, "selective", 120.00),
+    ("llama-3.1-8b", 8192, 1, "attention", 120.00),
+    ("llama-3.1-8b", 8192, 1, "full", 120.00),
+]
+
+
+@pytest.mark.parametrize(("model", "context", "batch", "recompute", "gib"), MEASURED)
+def test_memory_is_near_what_a_gpu_needed(model: str, context: int, batch: int, recompute: str, gib: float) -> None:
+    shape = dataclasses.replace(PRESETS[model], max_context_width=context)
+    # A compiled block keeps less than the estimate says, which is that of one that is not.
+    assert 0.99 < memory(shape, Plan(Layout(), batch, 1, recompute), "bf16").total / GIB / gib < (1.12 if recompute == "none" else 1.01)
+
+
 @pytest.mark.parametrize(
     ("model", "kind", "nodes", "fits"),
     [

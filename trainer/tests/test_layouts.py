@@ -23,7 +23,7 @@ import torch._dynamo
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from trainer import optim
+from trainer import loss, optim
 from trainer.config import TrainConfig
 from trainer.estimate.memory import plan_of
 from trainer.estimate.traffic import traffic
@@ -47,6 +47,7 @@ LAYOUTS: dict[int, dict[str, tuple[str, dict[str, Any]]]] = {
     1: {
         "accumulated": (DENSE, {ACCUMULATE: 4}),
         "full recomputation": (DENSE, {"activation_checkpointing": "full"}),
+        "attention kept": (DENSE, {"activation_checkpointing": "attention"}),
         "selective, compiled": (DENSE, {"activation_checkpointing": "selective", "compile": 1}),
         "Mixtral compiled": (SPARSE, {"compile": 1}),
     },
@@ -181,6 +182,7 @@ def run(argv: Sequence[str]) -> int:
     ranks = read_ranks(os.environ)
     # Compile without generating code, which takes half a minute a block.
     Block.compile = lambda self, **options: torch.nn.Module.compile(self, backend="aot_eager", **options)  # type: ignore[method-assign]
+    loss.fused_loss = lambda: torch.compile(loss.plain_loss, backend="aot_eager", fullgraph=True)  # type: ignore[assignment]
     # Each step sends other numbers of tokens to an expert, which must compile nothing again.
     torch._dynamo.config.recompile_limit, torch._dynamo.config.fail_on_recompile_limit_hit = 2, True
     join(ranks, "gloo", PATIENCE)

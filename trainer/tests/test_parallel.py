@@ -2,6 +2,7 @@
 # Copyright: the Muster developers
 """Precision, the scaled loss of fp16, float8, chunked cross entropy and masked labels, each on one rank."""
 
+import json
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +28,7 @@ from trainer.launch import Ranks, StopFlag, join
 from trainer.layout import Layout, layout_of
 from trainer.metrics import logger
 from trainer.models import shape_of
+from trainer.observer import Spent
 from trainer.optim import AdamW
 from trainer.parallel import build
 from trainer.parallel.engine import Engine
@@ -266,11 +268,15 @@ def on_a_t4(alone: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog
     monkeypatch.setattr(build, "precision_of", lambda *_: ("fp32", "Tesla T4 has no bf16, so fp32 is used"))
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     logger().addHandler(caplog.handler)
-    config = TrainConfig(model="tiny", dataset="synthetic", max_context_width=32, profile="2-3", profile_dir=str(tmp_path))
-    shape = shape_of("tiny", None, {"max_context_width": 32})
-    watch = Watch(tmp_path, 0)
-    yield Run(config, Ranks(), shape, device=torch.device("cpu"), backend="gloo", stop=StopFlag(None), watch=watch)
+    yield a_run(tmp_path, profile="2-3", profile_dir=str(tmp_path))
     logger().removeHandler(caplog.handler)
+
+
+def a_run(folder: Path, **more: Any) -> Run:
+    config = TrainConfig(model="tiny", dataset="synthetic", max_context_width=32, jsonl=str(folder / "run.jsonl"), **more)
+    shape = shape_of("tiny", None, {"max_context_width": 32})
+    watch = Watch(folder, 0)
+    return Run(config, Ranks(), shape, device=torch.device("cpu"), backend="gloo", stop=StopFlag(None), watch=watch)
 
 
 def test_the_log_says_what_was_chosen_for_a_gpu(on_a_t4: Run, caplog: pytest.LogCaptureFixture) -> None:
@@ -290,3 +296,40 @@ def test_nsight_gets_the_ranges_and_the_window(on_a_t4: Run, monkeypatch: pytest
         with on_a_t4.observer.range(str(step)):
             pass
     assert said == ["1", "end", "start", "2", "end", "3", "end", "stop", "4", "end"]
+
+
+class Moment:
+    """An event of a GPU that reached it after `at` seconds."""
+
+    def __init__(self, at: float) -> None:
+        self.at = at
+
+    def elapsed_time(self, other: "Moment") -> float:
+        return (other.at - self.at) * 1000
+
+
+def test_the_speed_is_that_of_the_gpu_whenever_the_host_reads(alone: None, tmp_path: Path) -> None:
+    """The host reads the results of the last two steps at the same time, and once gave the last one millions of samples a second."""
+    run = a_run(tmp_path)
+    run.observer.since = Moment(0.0)
+    for step, at, idle in ((1, 0.5, 0.0), (2, 1.0, 0.0), (3, 3.5, 2.0)):
+        event, spent = Moment(at), Spent(idle, data=0.05 * step)
+        run.observer.report(SimpleNamespace(step=step, event=event, spent=spent, lr=0.1, loss=1.0, norm=1.0))  # type: ignore[arg-type]
+    found = [json.loads(line) for line in (tmp_path / "run.jsonl").read_text().splitlines() if "loss" in line]
+    assert [record["samples_per_s"] for record in found] == pytest.approx([4.0, 4.0, 4.0])  # two samples in half a second
+    assert [record["data_share"] for record in found] == pytest.approx([0.1, 0.1, 0.1])
+
+
+def test_no_step_makes_a_tensor_of_numbers_of_the_host(alone: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU that would wait for all the work before it."""
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    run, made, step = a_run(tmp_path, max_steps=3), [], torch.tensor
+
+    def noted(*given: Any, **options: Any) -> torch.Tensor:
+        made.append(run.step)
+        return step(*given, **options)
+
+    monkeypatch.setattr(torch, "tensor", noted)
+    monkeypatch.setattr(torch.Tensor, "new_tensor", lambda _self, *given, **options: noted(*given, **options))
+    assert run.train() == 0
+    assert set(made) <= {0}, "the first step may prepare; every other one would wait"
