@@ -184,6 +184,21 @@ def test_the_script_reads_libraries_and_their_strings(tmp_path):
     assert "fabricmanager" not in have
 
 
+def test_of_two_nccl_the_host_has_the_one_that_the_loader_takes(tmp_path):
+    """As where CUDA's image has the package libnccl2 and role nccl built another one."""
+    for place, version in (("opt/nccl/lib", "2.28.9"), ("lib/x86_64-linux-gnu", "2.28.3")):
+        (tmp_path / place).mkdir(parents=True)
+        (tmp_path / place / f"libnccl.so.{version}").touch()
+        (tmp_path / place / "libnccl.so.2").symlink_to(f"libnccl.so.{version}")
+    places = ("opt/nccl/lib", "lib/x86_64-linux-gnu")
+    lines = "".join(f"echo '\tlibnccl.so.2 (libc6,x86-64) => {tmp_path}/{place}/libnccl.so.2'\n" for place in places)
+    (tmp_path / "ldconfig").write_text("#!/bin/sh\n" + lines)
+    (tmp_path / "ldconfig").chmod(0o755)
+    script = logic.SCRIPT[logic.SCRIPT.index("libraries() {") : logic.SCRIPT.index('echo "## strings"')]
+    done = subprocess.run(["sh", "-c", script], env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, capture_output=True, text=True, check=True)
+    assert logic.installed(done.stdout)["nccl"] == {"version": "2.28.9", "source": "libraries"}
+
+
 def test_module_compares_with_the_manifest_and_a_container(call, tmp_path, monkeypatch):
     inside = tmp_path / "engine"
     inside.write_text(f"#!/bin/sh\n[ $1 = exec ] || {{ echo no container with name $2 >&2; exit 125; }}\ncat {FIXTURES}/p5-host.txt\n")

@@ -48,7 +48,8 @@ libraries() {
 echo "## builds"
 cat /opt/*/.muster-build 2>/dev/null
 echo "## libraries"
-libraries | grep -E '/(libnccl|libnccl-net[a-z-]*|libgdrapi|libnvidia-ml|libnvidia-nscq|spank_pyxis)[.]so' | sort -u |
+# Unsorted: of two libraries of a name the loader takes the first that ldconfig lists.
+libraries | grep -E '/(libnccl|libnccl-net[a-z-]*|libgdrapi|libnvidia-ml|libnvidia-nscq|spank_pyxis)[.]so' |
   while read -r path; do echo "$path $(readlink -f "$path")"; done
 echo "## strings"
 for path in $(libraries | grep -E '/(libnccl-net[a-z-]*|spank_pyxis)[.]so$' | sort -u) \
