@@ -43,6 +43,7 @@ PARTS: dict[str, Callable[[Path], list[table.Row]]] = {
     "peers": peers.rows,
     "loop": trainer.loop,
     "tokens": trainer.tokens,
+    "frameworks": trainer.frameworks,
     "memory": trainer.memory,
     "scaling": trainer.scaling,
     "exporters": exporters.rows,
@@ -54,7 +55,7 @@ PARTS: dict[str, Callable[[Path], list[table.Row]]] = {
     "bake_gpu": bake.rows_gpu,
 }
 # They take too long for every run.
-NAMED_ONLY = ("hosts", "targets", "watched", "stack", "bake", "bake_gpu")
+NAMED_ONLY = ("hosts", "frameworks", "targets", "watched", "stack", "bake", "bake_gpu")
 
 
 def main(wanted: list[str]) -> int:

@@ -2,7 +2,7 @@
 # Copyright: the Muster developers
 """A proof: SIGKILL ends `site.yml` at twenty random moments, while it makes, keeps, grows and shrinks a fleet; the next run makes it whole.
 
-Run by hand: `pytest --engine tests/proof/kills.py`; about forty minutes on two cores, which must be free, or nodes miss their deadlines.
+Run by hand: `pytest --engine tests/proof/kills.py`; about half an hour on two cores, which must be free, or nodes miss their deadlines.
 """
 
 from __future__ import annotations
