@@ -199,7 +199,7 @@ class Run:
     def move(self, batch: tuple[torch.Tensor, torch.Tensor | None]) -> list[torch.Tensor | None]:
         if self.device.type == "cuda":
             # From other memory the copy waits until the GPU is done with the step before.
-            batch = tuple(part if part is None else part.pin_memory() for part in batch)
+            batch = batch[0].pin_memory(), batch[1] if batch[1] is None else batch[1].pin_memory()
         return [part if part is None else part.to(self.device, non_blocking=True) for part in batch]
 
     def reduce(self, loss: torch.Tensor, norm: torch.Tensor) -> Reading:
