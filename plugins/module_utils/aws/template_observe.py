@@ -60,7 +60,7 @@ def metric(name, about, comparison, threshold, period=300):
 
 def panel(title, unit, stacked=False, **metrics):
     """A panel of CloudWatch: {label: metric of the file system}. unit: "/s" divides what was counted by the seconds."""
-    lines = []
+    lines: list = []
     for count, (label, name) in enumerate(metrics.items(), 1):
         rate = unit.endswith("/s")
         if rate:
