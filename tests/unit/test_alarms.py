@@ -250,6 +250,26 @@ def test_what_leaves_its_host_has_tls_and_a_password() -> None:
         ) is not plain, each
 
 
+BROKEN = {"prometheus.yml": '"scrape_configs"', "muster.rules.yml": '"expr"', "alertmanager.yml": '"receivers"'}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_file_is_read_by_its_program_before_it_is_written(tmp_path: Path, name: str) -> None:
+    """By the command that the role runs. Prometheus writes to Managed Prometheus as docs/observe.md says."""
+    [block] = re.findall(r"^monitoring_remote_write:\n(?:  .*\n)+", (ROOT / "docs/observe.md").read_text(), re.MULTILINE)
+    remote = yaml.safe_load(block)["monitoring_remote_write"]
+    assert remote[0]["sigv4"]["region"] in remote[0]["url"]
+    settings = {**SETTINGS, "remote_write": remote, "receivers": [*RECEIVERS.values()]}
+    [file] = [each for each in monitoring_files(HOSTVARS, GROUPS, "f", settings) if Path(each["dest"]).name == name]
+    program = file["validate"][0]
+    path = unpacked({"promtool": "prometheus", "amtool": "prometheus-alertmanager"}[program], program) / "usr/bin" / program
+    for content, good in ((file["content"], True), (file["content"].replace(BROKEN[name], BROKEN[name].replace("e", "ee", 1)), False)):
+        (tmp_path / name).write_text(content)
+        argv = [path, *(each.replace("%s", str(tmp_path / name)) for each in file["validate"][1:])]
+        done = subprocess.run(argv, check=False, capture_output=True, text=True, timeout=60)
+        assert (done.returncode == 0) is good, done
+
+
 def test_kubernetes_and_aws_have_the_same_alarms() -> None:
     objects = list(yaml.safe_load_all((ROOT / "kubernetes/monitoring/muster.yaml").read_text()))
     assert [each["kind"] for each in objects] == ["ServiceMonitor", "ServiceMonitor", "PrometheusRule"]
