@@ -270,6 +270,29 @@ def test_a_file_is_read_by_its_program_before_it_is_written(tmp_path: Path, name
         assert (done.returncode == 0) is good, done
 
 
+def test_an_alarm_of_one_fleet_is_none_of_another(tmp_path: Path) -> None:
+    """Two fleets in one Prometheus, whose nodes have the same names: what fires in f is quiet in g."""
+    promtool = unpacked("prometheus", "promtool") / "usr/bin/promtool"
+    cases = []
+    for alarm in alarms.ALARMS:
+        both = {**alarm.fires, **{name.replace('fleet="f"', 'fleet="g"'): values for name, values in alarm.quiet.items()}}
+        assert len(both) == len(alarm.fires) + len(alarm.quiet)
+        expected = [{"labels": '{fleet="f"}', "value": 1}]
+        asked = f'count by (fleet) (ALERTS{{alertname="{alarm.name}",alertstate="firing"}})'
+        cases.append(
+            {
+                "name": alarm.name,
+                "interval": "1m",
+                "input_series": [{"series": name, "values": values} for name, values in both.items()],
+                "promql_expr_test": [{"expr": asked, "eval_time": f"{alarm.at}m", "exp_samples": expected}],
+            }
+        )
+    (tmp_path / "muster.rules.yml").write_text(alarms.rules_file())
+    (tmp_path / "tests.yml").write_text(json.dumps({"rule_files": ["muster.rules.yml"], "evaluation_interval": "1m", "tests": cases}))
+    done = subprocess.run([promtool, "test", "rules", "tests.yml"], check=False, cwd=tmp_path, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0 and "SUCCESS" in done.stdout, done.stdout + done.stderr
+
+
 def test_kubernetes_and_aws_have_the_same_alarms() -> None:
     objects = list(yaml.safe_load_all((ROOT / "kubernetes/monitoring/muster.yaml").read_text()))
     assert [each["kind"] for each in objects] == ["ServiceMonitor", "ServiceMonitor", "PrometheusRule"]
