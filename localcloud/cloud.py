@@ -30,7 +30,7 @@ from moto.moto_server import werkzeug_app
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
 from werkzeug.serving import make_server
 
-from localcloud import account, batch, ec2, ssm
+from localcloud import account, batch, ec2, prometheus, ssm
 from localcloud.cloudformation.api import CloudFormation
 
 # moto would tell browsers that every web page may call it. Its variable would be too late where moto was imported before.
@@ -74,6 +74,7 @@ class Cloud:
         ssm.install()
         batch.install()
         account.install()
+        prometheus.install()
         try:
             self._server = make_server("127.0.0.1", self._port, faults, threaded=True, request_handler=Quiet)
             self._servers = [self._server, self._for_instances(faults)]

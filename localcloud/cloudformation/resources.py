@@ -345,6 +345,102 @@ def file_system(scope: Scope, properties: dict[str, Any]) -> Made:
     return made, {"LustreMountName": made[3:11], "RootVolumeId": f"fsvol-{made[3:]}", "DNSName": f"{made}.fsx.{scope.region}.amazonaws.com"}
 
 
+def managed_policy(scope: Scope, properties: dict[str, Any]) -> Made:
+    wanted = {"PolicyName": scope.name(properties.get("ManagedPolicyName")), "PolicyDocument": json.dumps(properties["PolicyDocument"])}
+    return scope.call("iam", "create_policy", **wanted, Description=properties.get("Description", ""))["Policy"]["Arn"], {}
+
+
+def new_policy(scope: Scope, made: str, old: dict[str, Any], new: dict[str, Any], _attributes: dict[str, Any]) -> bool:
+    if {**old, "PolicyDocument": None} != {**new, "PolicyDocument": None}:
+        return False
+    [former] = scope.call("iam", "list_policy_versions", PolicyArn=made)["Versions"]
+    scope.call("iam", "create_policy_version", PolicyArn=made, PolicyDocument=json.dumps(new["PolicyDocument"]), SetAsDefault=True)
+    scope.call("iam", "delete_policy_version", PolicyArn=made, VersionId=former["VersionId"])
+    return True
+
+
+def topic(scope: Scope, properties: dict[str, Any]) -> Made:
+    made = scope.name(properties.get("TopicName"))
+    return scope.call("sns", "create_topic", Name=made, Tags=[*scope.tags, *properties.get("Tags", [])])["TopicArn"], {"TopicName": made}
+
+
+def topic_policy(scope: Scope, properties: dict[str, Any]) -> Made:
+    for each in properties["Topics"]:
+        document = json.dumps(properties["PolicyDocument"])
+        scope.call("sns", "set_topic_attributes", TopicArn=each, AttributeName="Policy", AttributeValue=document)
+    return scope.name(), {}
+
+
+def workspace(scope: Scope, properties: dict[str, Any]) -> Made:
+    tags = {each["Key"]: each["Value"] for each in [*scope.tags, *properties.get("Tags", [])]}
+    found = scope.call("amp", "create_workspace", alias=properties["Alias"], tags=tags)
+    wanted = {"workspaceId": found["workspaceId"]}
+    try:
+        scope.call("amp", "create_alert_manager_definition", **wanted, data=properties["AlertManagerDefinition"].encode())
+        endpoint = scope.call("amp", "describe_workspace", **wanted)["workspace"]["prometheusEndpoint"]
+    except Invalid:
+        scope.call("amp", "delete_workspace", **wanted)
+        raise
+    return found["arn"], {"Arn": found["arn"], "WorkspaceId": found["workspaceId"], "PrometheusEndpoint": endpoint}
+
+
+def new_definition(scope: Scope, _made: str, old: dict[str, Any], new: dict[str, Any], attributes: dict[str, Any]) -> bool:
+    wanted = {"workspaceId": attributes["WorkspaceId"]}
+    scope.call("amp", "put_alert_manager_definition", **wanted, data=new["AlertManagerDefinition"].encode())
+    return {**old, "AlertManagerDefinition": None} == {**new, "AlertManagerDefinition": None}
+
+
+def delete_workspace(scope: Scope, _made: str, _properties: dict[str, Any], attributes: dict[str, Any]) -> None:
+    scope.call("amp", "delete_workspace", workspaceId=attributes["WorkspaceId"])
+
+
+def namespace(properties: dict[str, Any]) -> dict[str, str]:
+    """How the API names a namespace of rules."""
+    return {"workspaceId": properties["Workspace"].rpartition("/")[2], "name": properties["Name"]}
+
+
+def rules(scope: Scope, properties: dict[str, Any]) -> Made:
+    found = scope.call("amp", "create_rule_groups_namespace", **namespace(properties), data=properties["Data"].encode())
+    return found["arn"], {"Arn": found["arn"]}
+
+
+def new_rules(scope: Scope, _made: str, old: dict[str, Any], new: dict[str, Any], _attributes: dict[str, Any]) -> bool:
+    if namespace(old) != namespace(new):
+        return False
+    scope.call("amp", "put_rule_groups_namespace", **namespace(new), data=new["Data"].encode())
+    return True
+
+
+def delete_rules(scope: Scope, _made: str, properties: dict[str, Any], _attributes: dict[str, Any]) -> None:
+    scope.call("amp", "delete_rule_groups_namespace", **namespace(properties))
+
+
+def alarm(scope: Scope, properties: dict[str, Any]) -> Made:
+    made = scope.name(properties.get("AlarmName"))
+    scope.call("cloudwatch", "put_metric_alarm", **{**properties, "AlarmName": made})
+    return made, {"Arn": f"arn:aws:cloudwatch:{scope.region}:{scope.account}:alarm:{made}"}
+
+
+def new_alarm(scope: Scope, made: str, old: dict[str, Any], new: dict[str, Any], _attributes: dict[str, Any]) -> bool:
+    if old.get("AlarmName") != new.get("AlarmName"):
+        return False
+    scope.call("cloudwatch", "put_metric_alarm", **{**new, "AlarmName": made})
+    return True
+
+
+def dashboard(scope: Scope, properties: dict[str, Any]) -> Made:
+    made = scope.name(properties.get("DashboardName"))
+    scope.call("cloudwatch", "put_dashboard", DashboardName=made, DashboardBody=properties["DashboardBody"])
+    return made, {}
+
+
+def new_dashboard(scope: Scope, made: str, old: dict[str, Any], new: dict[str, Any], _attributes: dict[str, Any]) -> bool:
+    if old.get("DashboardName") != new.get("DashboardName"):
+        return False
+    scope.call("cloudwatch", "put_dashboard", DashboardName=made, DashboardBody=new["DashboardBody"])
+    return True
+
+
 TYPES = {
     "AWS::EC2::VPC": Kind(vpc, gone("ec2", "delete_vpc", "VpcId")),
     "AWS::EC2::InternetGateway": Kind(
@@ -383,6 +479,7 @@ TYPES = {
     "AWS::EC2::Instance": Kind(instance, gone("ec2", "terminate_instances", "InstanceIds", many=True), there=instance_there),
     "AWS::Logs::LogGroup": Kind(log_group, gone("logs", "delete_log_group", "logGroupName")),
     "AWS::IAM::Role": Kind(role, delete_role, role_policies),
+    "AWS::IAM::ManagedPolicy": Kind(managed_policy, gone("iam", "delete_policy", "PolicyArn"), new_policy),
     "AWS::IAM::InstanceProfile": Kind(instance_profile, delete_profile),
     "AWS::S3::Bucket": Kind(bucket, gone("s3", "delete_bucket", "Bucket"), bucket_settings),
     "AWS::S3::BucketPolicy": Kind(bucket_policy, gone("s3", "delete_bucket_policy", "Bucket")),
@@ -393,5 +490,11 @@ TYPES = {
     "AWS::Batch::ComputeEnvironment": Kind(compute_environment, end_environment),
     "AWS::Batch::JobQueue": Kind(queue, end_queue),
     "AWS::Batch::JobDefinition": Kind(definition, gone("batch", "deregister_job_definition", "jobDefinition"), None),
+    "AWS::SNS::Topic": Kind(topic, gone("sns", "delete_topic", "TopicArn")),
+    "AWS::SNS::TopicPolicy": Kind(topic_policy, nothing),
+    "AWS::APS::Workspace": Kind(workspace, delete_workspace, new_definition),
+    "AWS::APS::RuleGroupsNamespace": Kind(rules, delete_rules, new_rules),
+    "AWS::CloudWatch::Alarm": Kind(alarm, gone("cloudwatch", "delete_alarms", "AlarmNames", many=True), new_alarm),
+    "AWS::CloudWatch::Dashboard": Kind(dashboard, gone("cloudwatch", "delete_dashboards", "DashboardNames", many=True), new_dashboard),
     "AWS::FSx::FileSystem": Kind(file_system, gone("fsx", "delete_file_system", "FileSystemId")),
 }

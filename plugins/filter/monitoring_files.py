@@ -55,7 +55,11 @@ def monitoring_files(hostvars, groups, fleet, settings):
     server = fleet + ".muster.internal"
     reads = scrape.configuration(fleet, server, settings["name"], settings["interval"], settings["remote_write"])
     return [
-        {"dest": "/etc/prometheus/prometheus.yml", "content": reads},
+        {
+            "dest": "/etc/prometheus/prometheus.yml",
+            "content": reads,
+            "validate": ["promtool", "check", "config", "--syntax-only", "%s"],
+        },
         {"dest": "/etc/prometheus/muster/muster.rules.yml", "content": rules, "validate": ["promtool", "check", "rules", "%s"]},
         {"dest": "/etc/prometheus/alertmanager.yml", "content": sends, "validate": ["amtool", "check-config", "%s"]},
         *scrape.target_files(hosts, fleet),

@@ -1,18 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""The dashboards as data and as the JSON of Grafana. Proof observe runs each query against a real Prometheus."""
+"""The dashboards as data and as the JSON of Grafana, what Grafana reads beside them, and the jobs of GPUs.
+
+Proof observe runs each query against a real Prometheus.
+"""
 
 from __future__ import annotations
 
 import json
 import re
+import subprocess
 from pathlib import Path
 
+import jinja2
 import pytest
+import yaml
 
 from ansible_collections.muster.fleet.plugins.module_utils.observe import alarms, dashboards
 
 ROOT = Path(__file__).parents[2]
+ROLE = ROOT / "roles/monitoring"
 
 
 @pytest.mark.parametrize("board", dashboards.BOARDS, ids=lambda board: board.uid)
@@ -53,3 +60,47 @@ def test_alarms_and_panels_name_metrics_that_an_exporter_of_ours_serves() -> Non
         end = name.removeprefix("node_amazonefa_").removeprefix("muster_slurm_node_")
         assert name in source or f'"{end}"' in source, name
     assert len(names) > 40
+
+
+@pytest.mark.parametrize("password", ["a1B2", "12345678", "1e12"])
+def test_grafana_finds_prometheus_and_the_dashboards(password: str) -> None:
+    """The role provisions both. A password may look like a number."""
+    given = {
+        "__monitoring_fleet": "f",
+        "__monitoring_password": password,
+        "__monitoring_pair": {"cert": "-----BEGIN CERTIFICATE-----\nx\n"},
+        "monitoring_interval": "15s",
+    }
+    environment = jinja2.Environment(undefined=jinja2.StrictUndefined)
+    environment.filters["to_json"] = json.dumps
+    sources, boards = (
+        yaml.safe_load(environment.from_string((ROLE / "templates" / name).read_text()).render(given))
+        for name in ("grafana-datasources.yaml.j2", "grafana-dashboards.yaml.j2")
+    )
+    [source] = sources["datasources"]
+    assert source["secureJsonData"] == {"basicAuthPassword": password, "tlsCACert": given["__monitoring_pair"]["cert"]}
+    assert source["jsonData"]["serverName"] == "f.muster.internal" and source["url"].startswith("https://127.0.0.1:9090")
+    for path in (ROLE / "files/dashboards").glob("*.json"):
+        chosen = {
+            each["name"]: each["query"] for each in json.loads(path.read_text())["templating"]["list"] if each["type"] == "datasource"
+        }
+        assert chosen == {"source": source["type"]}
+    [copied] = [each for each in yaml.safe_load((ROLE / "tasks/configure.yml").read_text()) if "ansible.builtin.copy" in each]
+    assert boards["providers"][0]["options"]["path"] + "/" == copied["ansible.builtin.copy"]["dest"]
+
+
+def test_slurm_tells_dcgm_exporter_which_job_has_a_gpu(tmp_path: Path) -> None:
+    folder = tmp_path / "jobs"
+
+    def hook(name: str, job: int, gpus: str) -> dict[str, str]:
+        script = (ROLE / f"files/dcgm-job-{name}.sh").read_text().replace("/run/muster-dcgm-jobs", str(folder))
+        environment = {"PATH": "/usr/bin:/bin", "SLURM_JOB_ID": str(job), **({"SLURM_JOB_GPUS": gpus} if gpus else {})}
+        subprocess.run(["sh", "-c", script], env=environment, check=True)
+        return {path.name: path.read_text() for path in folder.glob("*")} if folder.exists() else {}
+
+    assert hook("begin", 1, "0") == hook("end", 1, "0") == {}, "without the exporter the hooks do nothing"
+    folder.mkdir()
+    assert hook("begin", 7, "0,1") == {"0": "7\n", "1": "7\n"}
+    assert hook("begin", 17, "1") == {"0": "7\n", "1": "7\n17\n"}
+    assert hook("end", 7, "0,1") == {"0": "", "1": "17\n"}
+    assert hook("begin", 8, "") == hook("end", 8, "") == {"0": "", "1": "17\n"}, "a job without GPUs"

@@ -44,6 +44,7 @@ FAULTS = {
     "two fleets in one Prometheus": [
         ("tests/unit/test_dashboards.py", "test_every_query_is_of_one_fleet_and_has_no_variable_left"),
         ("tests/unit/test_alarms.py", "test_targets_follow_from_the_inventory"),
+        ("tests/unit/test_alarms.py", "test_an_alarm_of_one_fleet_is_none_of_another"),
     ],
     "clock of a target is off": [("tests/unit/test_observe_faults.py", "test_a_target_s_clock_dates_no_sample_and_is_told_when_it_is_off")],
     "unknown receiver": [

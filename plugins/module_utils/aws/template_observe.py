@@ -1,7 +1,7 @@
 # Copyright: the Muster developers
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A template of monitoring: Amazon Managed Service for Prometheus with Muster's alarms, a topic, Managed Grafana, and alarms of FSx."""
+"""A template of monitoring: Managed Prometheus with Muster's alarms, a topic, Managed Grafana, and alarms and panels of FSx."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def alertmanager():
     return sub("alertmanager_config: |\n  " + json.dumps(document))
 
 
-def metric(name, about, comparison, threshold):
-    """An alarm of CloudWatch about the file system."""
+def metric(name, about, comparison, threshold, period=300):
+    """An alarm of CloudWatch about the file system that holds for a quarter of an hour."""
     return resource(
         "AWS::CloudWatch::Alarm",
         {
@@ -47,8 +47,8 @@ def metric(name, about, comparison, threshold):
             "MetricName": name,
             "Dimensions": [{"Name": "FileSystemId", "Value": ref("FSxLustreFilesystemId")}],
             "Statistic": "Sum",
-            "Period": 300,
-            "EvaluationPeriods": 3,
+            "Period": period,
+            "EvaluationPeriods": 900 // period,
             "ComparisonOperator": comparison,
             "Threshold": threshold,
             "AlarmActions": [ref("Topic")],
@@ -56,6 +56,38 @@ def metric(name, about, comparison, threshold):
         },
         Condition="HasFileSystem",
     )
+
+
+def panel(title, unit, stacked=False, **metrics):
+    """A panel of CloudWatch: {label: metric of the file system}. unit: "/s" divides what was counted by the seconds."""
+    lines: list = []
+    for count, (label, name) in enumerate(metrics.items(), 1):
+        rate = unit.endswith("/s")
+        if rate:
+            lines.append([{"expression": "m%d/PERIOD(m%d)" % (count, count), "label": label, "id": "e%d" % count}])
+        shown = {"visible": False} if rate else {"label": label}
+        lines.append(["AWS/FSx", name, "FileSystemId", "${FSxLustreFilesystemId}", {"id": "m%d" % count, "stat": "Sum", **shown}])
+    axis = {"left": {"label": unit, "min": 0, "showUnits": False}}
+    properties = {"title": title, "region": "${AWS::Region}", "view": "timeSeries", "stacked": stacked, "period": 60, "yAxis": axis}
+    return {"type": "metric", "width": 12, "height": 6, "properties": {**properties, "metrics": lines}}
+
+
+def panels():
+    """What a file system does, for CloudWatch and for Grafana's data source of CloudWatch."""
+    widgets = [
+        panel("Throughput", "bytes/s", stacked=True, read="DataReadBytes", written="DataWriteBytes"),
+        panel(
+            "Operations",
+            "operations/s",
+            stacked=True,
+            read="DataReadOperations",
+            written="DataWriteOperations",
+            metadata="MetadataOperations",
+        ),
+        panel("Free space", "bytes", free="FreeDataStorageCapacity"),
+        panel("Clients", "connections", clients="ClientConnections"),
+    ]
+    return sub(json.dumps({"widgets": widgets}, separators=(",", ":")))
 
 
 def observability():
@@ -117,6 +149,7 @@ def observability():
             "The file system is nearly full; remove old checkpoints and data or make it larger",
             "LessThanThreshold",
             ref("FreeSpace"),
+            period=60,  # FSx reports every minute, and Sum over a longer period would add the same space again
         ),
         "ReadAlarm": metric(
             "DataReadBytes",
@@ -131,6 +164,10 @@ def observability():
             ref("Throughput"),
         ),
     }
+    name = sub("${AWS::StackName}-fsx")
+    resources["FileSystem"] = resource(
+        "AWS::CloudWatch::Dashboard", {"DashboardName": name, "DashboardBody": panels()}, Condition="HasFileSystem"
+    )
     outputs = {
         "RemoteWriteUrl": exported(
             sub("${Prometheus.PrometheusEndpoint}api/v1/remote_write"), "RemoteWriteUrl", "Address for monitoring_remote_write"

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import json
 import re
+from urllib.parse import urlsplit
+
+from ansible_collections.muster.fleet.plugins.module_utils.observe.alarms import SEVERITIES
 
 KINDS = {
     "webhook": ("url",),
@@ -34,8 +37,32 @@ def check(receiver):
     unknown = sorted(set(receiver) - {"kind", "severities", *KINDS[kind]})
     if unknown:
         raise ReceiverError("A receiver of kind %s has no key %s (monitoring_receivers)." % (kind, unknown[0]))
-    if "url" in KINDS[kind] and not re.match(r"https?://", receiver["url"]):
-        raise ReceiverError("The url of a receiver of kind %s must begin with http:// or https:// (monitoring_receivers)." % kind)
+    if "url" in KINDS[kind] and not is_url(receiver["url"]):
+        raise ReceiverError(
+            "The url of a receiver of kind %s must begin with http:// or https:// and name a host (monitoring_receivers)." % kind
+        )
+    if kind == "sns" and not receiver["topic"].startswith("arn:"):
+        raise ReceiverError("The topic of a receiver of kind sns must be an ARN, not %s (monitoring_receivers)." % receiver["topic"])
+    if kind == "email" and not re.fullmatch(r"[^\s:]+:\d+|\[[^\s\]]+\]:\d+", receiver["smarthost"]):
+        raise ReceiverError(
+            "The smarthost of a receiver of kind email must be HOST:PORT, not %s (monitoring_receivers)." % receiver["smarthost"]
+        )
+    severities = receiver.get("severities") or []
+    for each in [severities] if isinstance(severities, str) else severities:
+        if each not in SEVERITIES or isinstance(severities, str):
+            raise ReceiverError(
+                "A receiver of kind %s cannot take severities %s (monitoring_receivers); give a list of %s."
+                % (kind, each, ", ".join(SEVERITIES))
+            )
+
+
+def is_url(text):
+    """Whether Alertmanager can send to it."""
+    try:
+        parts = urlsplit(text)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0 and not re.search(r"\s", text)
+    except ValueError:  # a port that is no number
+        return False
 
 
 def integration(receiver):
