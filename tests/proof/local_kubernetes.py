@@ -36,6 +36,8 @@ SETTINGS = {"disks": ["/run"], "allow_not_run": ["drift"]}
 WITHOUT_PLUGIN = {"check": "efa_plugin", "owner": "proof", "until": "2099-12-31"}
 TAINT = "gpu-healthcheck.aws-samples.io/unhealthy"
 GPUS = "/status/capacity/nvidia.com~1gpu"
+# torchrun ends with 1 whatever its ranks end with.
+RANK_FAILS = ["bash", "-c", '[ "$RANK" != 1 ] || exit 7; sleep 20']
 LIMITS = {
     "apiVersion": "v1",
     "kind": "LimitRange",
@@ -276,6 +278,13 @@ def test_too_little_memory_ends_a_job_as_such(site: Site) -> None:
     said = failed(site.job(document, namespace="small"))
     assert "OUT_OF_MEMORY" in said
     assert "give it more memory or a smaller batch" in said
+
+
+def test_a_failed_job_has_the_exit_status_of_its_rank(site: Site) -> None:
+    said = failed(site.job(site.write("rank", command=RANK_FAILS, nodes=2)))
+    # torchrun on the other node would wait for minutes.
+    kubectl("delete", "pytorchjob", "--selector=muster/job=rank")
+    assert "ended FAILED" in said and "with exit status 7 of rank 1 on node[1-2]" in said
 
 
 def test_a_job_that_somebody_deletes_is_an_error(site: Site) -> None:
