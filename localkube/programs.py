@@ -34,6 +34,7 @@ OPERATORS = {
     "jobset": Operator("0.11.1", "sigs.k8s.io/jobset", ".", "config/default"),
     "mpi-operator": Operator("0.8.0", "github.com/kubeflow/mpi-operator", "./cmd/mpi-operator", STANDALONE),
     "trainer": Operator("2.2.0", "github.com/kubeflow/trainer/v2", "./cmd/trainer-controller-manager", "manifests/overlays/manager"),
+    "kueue": Operator("0.17.0", "sigs.k8s.io/kueue", "./cmd/kueue", "config/default"),
 }
 VERSIONS = {
     **dict.fromkeys(CLUSTER, KUBERNETES),

@@ -155,13 +155,15 @@ def rendered(name: str, source: Path) -> str:
 
 
 def adapted(name: str, text: str) -> str:
-    """A manifest whose pods run the images of localkube and are looked at every two seconds."""
+    """A manifest whose pods run the images of localkube, are looked at every two seconds, and leave the nodes' CPUs to jobs."""
     objects = [each for each in yaml.load_all(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)) if each]
     for each in objects:
         if each["kind"] != "Deployment":
             continue
         for container in each["spec"]["template"]["spec"]["containers"]:
             container.update(image=operator_image(name), imagePullPolicy="IfNotPresent")
+            container.get("resources", {}).pop("requests", None)
+            container.get("resources", {}).get("limits", {}).pop("cpu", None)  # a limit is a request, too
             for probe in ("livenessProbe", "readinessProbe", "startupProbe"):
                 if probe in container:
                     container[probe].update(initialDelaySeconds=1, periodSeconds=2, failureThreshold=60 if probe == "livenessProbe" else 3)

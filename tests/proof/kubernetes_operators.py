@@ -9,16 +9,38 @@ Run by `make proofs`, or `pytest --engine tests/proof/kubernetes_operators.py`.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from local_kubernetes import NAME, TRAINING, Site, kubectl, left_by
+from local_kubernetes import NAME, RANK_FAILS, TRAINING, Site, failed, kubectl, left_by, until
 
 pytestmark = pytest.mark.engine
 
-GIVEN: dict[str, Any] = {"kubernetes_operators": ["jobset", "mpi-operator", "trainer"]}
+GIVEN: dict[str, Any] = {"kubernetes_operators": ["jobset", "mpi-operator", "trainer", "kueue"]}
+# A queue with CPUs for one node of a job.
+QUEUE = """\
+apiVersion: kueue.x-k8s.io/v1beta2
+kind: ResourceFlavor
+metadata: {name: nodes}
+---
+apiVersion: kueue.x-k8s.io/v1beta2
+kind: ClusterQueue
+metadata: {name: fleet}
+spec:
+  namespaceSelector: {}
+  resourceGroups:
+    - coveredResources: [cpu]
+      flavors:
+        - {name: nodes, resources: [{name: cpu, nominalQuota: %d}]}
+---
+apiVersion: kueue.x-k8s.io/v1beta2
+kind: LocalQueue
+metadata: {name: team, namespace: default}
+spec: {clusterQueue: fleet}
+"""
 
 
 @pytest.fixture(scope="module")
@@ -79,3 +101,34 @@ def test_another_operator_measures_and_trains_on_two_nodes(site: Site, launcher:
     proved(site)
     assert len(site.report()["training"]) == 1
     assert nodes_of(owner)["train"] == {"node1", "node2"}
+
+
+@pytest.mark.parametrize("launcher", ["jobset", "trainjob", "mpijob"])
+def test_a_failed_job_has_the_exit_status_of_its_rank(site: Site, launcher: str) -> None:
+    document = site.write(f"rank-{launcher}", command=RANK_FAILS, nodes=2)
+    said = failed(site.playbook("playbooks/job.yml", job=document, muster_launcher=launcher, muster_target=site.target))
+    # A JobSet deletes the pod of the other node.
+    assert "with exit status 7 of rank 1 on node" in said
+
+
+def admitted() -> list[str]:
+    """Whether each workload of the queue is admitted: True, False or nothing."""
+    items = json.loads(kubectl("get", "workloads", "--output", "json"))["items"]
+    conditions = [{each["type"]: each["status"] for each in item.get("status", {}).get("conditions", [])} for item in items]
+    return [each.get("Admitted", "") for each in conditions]
+
+
+def test_a_queue_admits_a_job_of_two_nodes_when_it_has_room(site: Site) -> None:
+    kubectl("delete", "jobset,trainjob,mpijob", "--all", "--wait=true")
+    kubectl("apply", "-f", "-", input=QUEUE % 1)
+    document = site.write("queued", command=["sh", "-c", "echo rank $RANK on $(hostname)"], nodes=2)
+    target = {**site.target, "queue": "team"}
+    process = site.start("playbooks/job.yml", job=document, muster_launcher="jobset", muster_target=target)
+    until(lambda: len(json.loads(kubectl("get", "workloads", "--output", "json"))["items"]) == 1, 90, "the workload of the job")
+    time.sleep(5)
+    assert admitted() != ["True"] and "queued" not in nodes_of("Job"), "the queue has CPUs for one node alone"
+    kubectl("apply", "-f", "-", input=QUEUE % 2)
+    said, _nothing = process.communicate(timeout=180)
+    assert process.returncode == 0, said[-4000:]
+    assert admitted() == ["True"]
+    assert nodes_of("Job")["queued"] == {"node1", "node2"}

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from test_ranks import FAILED
 
 from ansible_collections.muster.fleet.plugins.module_utils.jobs import run as jobs
 from ansible_collections.muster.fleet.plugins.module_utils.jobs import torchrun
@@ -43,6 +44,7 @@ rank=0
 for word; do case "$word" in --node-rank=*) rank="${word#*=}" ;; esac; done
 echo "node $rank says $GREETING"
 [ ! -e "$HOST/wait" ] || { sleep 60 & wait $!; }
+[ ! -e "$HOST/says" ] || { cat "$HOST/says"; exit 1; }
 [ ! -e "$HOST/fail" ] || exit 3
 """
 
@@ -105,6 +107,14 @@ def test_a_host_that_fails_ends_the_job_on_the_others_and_is_named(run, fleet: P
     assert answer["failed"] and "ended FAILED (node-2: exited 3) with exit status 3" in answer["msg"], answer
     assert not (fleet / "node-1/active").exists()
     assert "retry was not given" in run()["msg"]
+
+
+def test_a_failure_has_the_status_of_the_rank_that_failed(run, fleet: Path) -> None:
+    (fleet / "node-1/wait").touch()
+    (fleet / "node-2/says").write_text(FAILED)
+    answer = run()
+    assert answer["failed"] and "ended FAILED (node-2: exited 1) with exit status 7 of rank 1 on node-" in answer["msg"], answer
+    assert (answer["exit_code"], answer["failed_rank"]) == (7, 1)
 
 
 def test_a_restarted_host_has_lost_its_ranks(run, fleet: Path) -> None:

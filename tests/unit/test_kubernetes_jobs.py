@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from test_ranks import FAILED
 
 from ansible_collections.muster.fleet.plugins.module_utils.jobs import document as job
 from ansible_collections.muster.fleet.plugins.module_utils.jobs import kubernetes, target
@@ -153,6 +154,19 @@ def test_a_failure_has_its_state_and_exit_status(tmp_path: Path, pods: list, end
     with pytest.raises(jobs.RunError) as error:
         bring(Server((pods, end)), tmp_path)
     assert (error.value.facts["state"], error.value.facts["exit_code"]) == (state, code)
+
+
+def test_a_failure_has_the_status_of_the_rank_that_failed(tmp_path: Path) -> None:
+    """torchrun ends with 1 on every node, and a job needs the status with which the program ended."""
+    ends = [FAILED.replace("14:12:26", "14:12:27").replace("exitcode  : 7", "exitcode  : 1").replace("rank      : 1", "rank      : 3")]
+    ends.append(FAILED)
+    pods = [pod(number, "Failed", log=ends[number], **dead("Error", 1)) for number in range(2)]
+    server = Server((pods, condition("Failed", "JobFailed", "worker 0 failed")))
+    for again in (False, True):  # the stored result has it, too
+        with pytest.raises(jobs.RunError, match=r"with exit status 7 of rank 1 on host-\[0-1\]") as error:
+            bring(server, tmp_path)
+        facts = error.value.facts
+        assert (facts["exit_code"], facts["failed_rank"], facts["stored"]) == (7, 1, again)
 
 
 def test_pods_that_the_operator_deleted_are_remembered(tmp_path: Path) -> None:

@@ -378,6 +378,35 @@ def test_an_mpi_launcher_that_fails_or_is_ended_leaves_the_workers(tmp_path: Pat
     assert not (tmp_path / "ssh.seen").exists()
 
 
+@pytest.mark.parametrize(
+    ("before", "said"),  # the command before which the signal comes, as a pattern
+    [
+        ("getent?hosts*", ""),  # while the workers' names are not served yet
+        ("main=??", "saved\n"),  # mpirun runs, and its number is not kept yet
+        ("code=0", "saved\n"),
+    ],
+)
+def test_a_signal_at_any_moment_ends_an_mpi_launcher(tmp_path: Path, before: str, said: str) -> None:
+    document, identity = loaded("mpijob", nodes=2)
+    pod = kubernetes.render(document, identity, aim("mpijob"))["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["containers"][0]
+    words = [word.replace("$$(", "$(").replace("/etc/mpi/hostfile", f"{tmp_path}/hostfile") for word in [*pod["command"], *pod["args"]]]
+    (tmp_path / "hostfile").write_text("localhost slots=8\n")
+    # Bash reads this file first. The trap runs before each command, and waits until mpirun can take the signal.
+    ready = f"until [ -e {tmp_path}/runs ] || [[ $BASH_COMMAND = getent* ]]; do :; done"
+    (tmp_path / "signal").write_text(f"trap 'if [[ $BASH_COMMAND = {before} ]]; then {ready}; kill -TERM $$; fi' DEBUG\n")
+    ending = f"trap 'echo saved; exit 143' TERM; touch {tmp_path}/runs; sleep 20 & wait"
+    say(tmp_path, "mpirun", f'if [ "$1" = --version ]; then echo "mpirun (Open MPI) 5.0.7"; exit; fi\n{ending}')
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "HOME": "/x", "BASH_ENV": str(tmp_path / "signal")}
+    with subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True) as launcher:
+        try:
+            # A shell that the signal itself ends has -15: as process 1 of a pod it would go on.
+            assert launcher.wait(10) == 143
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(launcher.pid, signal.SIGKILL)
+        assert launcher.stdout is not None and launcher.stdout.read() == said
+
+
 def test_a_host_starts_its_ranks_with_the_words_and_the_environment(tmp_path: Path) -> None:
     document, identity = loaded("torchrun", command=["printf", "a b", "$HOME", "it's"], nodes=2, retries=1, venv="/opt/venv")
     scripts = torchrun.render(document, identity, aim("torchrun"))

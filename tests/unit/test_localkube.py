@@ -173,5 +173,5 @@ def test_without_a_release_and_go_one_sentence_says_what_to_install(
     monkeypatch.setattr(get_kubernetes.os, "access", lambda *_args: False)
     assert get_kubernetes.main([]) == 1
     assert "There is no Go to build with, and https://dl.k8s.io/release does not answer; install Go." in capsys.readouterr().err
-    assert get_kubernetes.main(["--operators", "kueue"]) == 1
-    assert "there is no operator kueue; name some of training-operator" in capsys.readouterr().err
+    assert get_kubernetes.main(["--operators", "volcano"]) == 1
+    assert "there is no operator volcano; name some of training-operator" in capsys.readouterr().err

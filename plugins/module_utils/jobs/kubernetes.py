@@ -57,6 +57,8 @@ SSHD = "mkdir -p /run/sshd; exec /usr/sbin/sshd -De -o StrictModes=no -o HostKey
 # Open MPI 5 does not read the operator's variables for its older parameters, so every parameter stands here; without the host file it
 # would start all ranks in the launcher, and `ppr` makes that an error.
 MPIRUN = """\
+# A process 1 without a trap ignores the signal.
+trap 'exit 143' TERM
 # The workers' names are served a little after their pods are ready.
 while read -r host _; do
   for _ in $(seq 60); do getent hosts "$host" >/dev/null && break; sleep 2; done
@@ -70,10 +72,13 @@ esac
 for name in PATH PYTHONPATH LD_LIBRARY_PATH; do
   [ -z "${!name:-}" ] || how+=(-x "$name")
 done
+main= stopped=
+trap 'stopped=1; [ -z "$main" ] || kill -TERM "$main" || true' TERM
 mpirun --allow-run-as-root -n %(ranks)d --hostfile /etc/mpi/hostfile --map-by ppr:%(per_node)d:node "${how[@]}" \\
   --mca btl_tcp_if_exclude lo,docker0 %(exports)s bash -c %(rank)s rank "$@" &
 main=$!
-trap 'kill -TERM "$main"' TERM
+# The signal may have come before mpirun had a number.
+[ -z "$stopped" ] || kill -TERM "$main" || true
 code=0
 wait "$main" || code=$?
 # A signal ends the first wait before mpirun has ended.

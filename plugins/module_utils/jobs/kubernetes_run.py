@@ -10,6 +10,7 @@ import json
 
 from ansible_collections.muster.fleet.plugins.module_utils.jobs import run as jobs
 from ansible_collections.muster.fleet.plugins.module_utils.jobs.kubernetes import IDENTITY_LABEL, KINDS, RUN
+from ansible_collections.muster.fleet.plugins.module_utils.jobs.ranks import failed_rank, with_rank
 from ansible_collections.muster.fleet.plugins.module_utils.kubernetes.api import APPLY, BUSY, Unreachable, said, waits_for
 
 OPERATORS = {"PyTorchJob": "the training operator", "TrainJob": "Kubeflow Trainer", "MPIJob": "the MPI operator", "JobSet": "JobSet"}
@@ -195,20 +196,24 @@ class Kubernetes(jobs.Service):
         if record is None:
             message = "The %s %s was deleted in namespace %s while it ran; run it again with rerun."
             raise jobs.RunError(message % (self.kind, self.object, self.namespace), "run it again with rerun")
-        self.fetch_output(job_id)
+        record = with_rank(record, self.fetch_output(job_id))
         if record["state"] == "COMPLETED" and len(record["nodes"]) < self.document["nodes"]:
             reason = "its pods ran on %d nodes instead of %d" % (len(record["nodes"]), self.document["nodes"])
             return {**record, "state": "FAILED", "reason": reason, "exit_code": 1}
         return record
 
     def fetch_output(self, job_id):
-        """The log of the pod with the rank that prints, else of the first pod, becomes output.txt; that of another pod output-POD.txt."""
-        first, printing = None, False
+        """The log of the pod with the rank that prints, else of the first pod, becomes output.txt; that of another pod output-POD.txt.
+
+        Returns the failed_rank() of each log.
+        """
+        first, printing, found = None, False, []
         for pod in self._pods():
             name = pod["metadata"]["name"]
             text = self._log(name)
             if text is None:
                 continue
+            found.append(failed_rank(text))
             if not printing and any(word in text for word in PRINTED):
                 printing = True
                 self.store.prepare({"output.txt": text})
@@ -218,6 +223,7 @@ class Kubernetes(jobs.Service):
                 self.store.prepare({"output-%s.txt" % name: text})
         if first:
             self.store.prepare({"output-%s.txt" % first[0] if printing else "output.txt": first[1]})
+        return found
 
     def _log(self, name):
         """The log of a pod, of a long one its begin and its last lines; None when there is none."""

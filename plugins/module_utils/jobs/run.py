@@ -74,7 +74,10 @@ def decide(state, stored, live, rerun, retry):
 
 
 def result(name, identity, output, record, *, stored=False, gpus=0):
-    """The `muster.job_result/1` of a record as Service says it; times as ISO 8601 in UTC. On Kubernetes it has pods, {pod: node}."""
+    """The `muster.job_result/1` of a record as Service says it; times as ISO 8601 in UTC.
+
+    On Kubernetes it has pods, {pod: node}. failed_rank is the rank whose exit status it has, where the service knows it.
+    """
     elapsed = record.get("elapsed_s")
     if elapsed is None and record["started"] and record["ended"]:
         elapsed = record["ended"] - record["started"]
@@ -98,7 +101,7 @@ def result(name, identity, output, record, *, stored=False, gpus=0):
         "restarts": record["restarts"],
         "output": output,
         "stored": stored,
-        **({"pods": record["pods"]} if "pods" in record else {}),
+        **{key: record[key] for key in ("pods", "failed_rank") if key in record},
     }
 
 
@@ -110,12 +113,14 @@ def failure_sentence(found, tail, remedies):
     """(message, remedy) for a job that did not complete, from its result(), the tail of its output and {reason or state: remedy}."""
     remedy = remedies.get(found["reason"]) or remedies.get(found["state"], "read its output")
     reason = "" if found["reason"] in ("None", "", None) else " (%s)" % found["reason"]
-    message = "Job %s (%s) ended %s%s with exit status %s on %s after %s s and %s restarts; %s: %s" % (
+    rank = " of rank %d" % found["failed_rank"] if "failed_rank" in found else ""
+    message = "Job %s (%s) ended %s%s with exit status %s%s on %s after %s s and %s restarts; %s: %s" % (
         found["name"],
         found["job_id"],
         found["state"],
         reason,
         found["exit_code"],
+        rank,
         slurm.compress(found["nodes"]) or "no node",
         found["elapsed_s"],
         found["restarts"],
@@ -228,7 +233,7 @@ class Service:
     """One job in a service. A subclass says how the service is asked; bring() and wait() are the same for all.
 
     A record is {job_id, state, reason, exit_code, signal, nodes, submitted, started, ended, elapsed_s, restarts} with times in seconds
-    since 1970; it may also have `ready`, how many nodes of the job run. sleep and clock are those of `time`.
+    since 1970; it may also have `ready`, how many nodes of the job run, and `failed_rank`. sleep and clock are those of `time`.
     """
 
     title = "The service"

@@ -16,6 +16,7 @@ import subprocess
 from ansible_collections.muster.fleet.plugins.module_utils.jobs import run as jobs
 from ansible_collections.muster.fleet.plugins.module_utils.jobs import start
 from ansible_collections.muster.fleet.plugins.module_utils.jobs.document import JobError
+from ansible_collections.muster.fleet.plugins.module_utils.jobs.ranks import failed_rank, with_rank
 from ansible_collections.muster.fleet.plugins.module_utils.jobs.run import last_line
 from ansible_collections.muster.fleet.plugins.module_utils.jobs.target import gpus_of
 from ansible_collections.muster.fleet.plugins.module_utils.node.network import in_order
@@ -326,15 +327,20 @@ class Hosts(jobs.Service):
         if record is None:
             raise jobs.RunError("No host has job %s any more; run it again with rerun." % self.name, "run it again with rerun")
         self._stop()
-        self.fetch_output(job_id)
-        return record
+        return with_rank(record, self.fetch_output(job_id))
 
     def fetch_output(self, job_id):
-        """The output of the host with rank 0 becomes output.txt, that of another host output-HOST.txt."""
+        """The output of the host with rank 0 becomes output.txt, that of another host output-HOST.txt.
+
+        Returns the failed_rank() of each.
+        """
+        found = []
         for number, each in enumerate(self.nodes):
             rc, out, _err = self.on(each["host"], TRUSTED + FETCH % self.values, seconds=LONG_SECONDS)
             if rc == 0:
                 self.store.prepare({"output-%s.txt" % each["host"] if number else "output.txt": out})
+                found.append(failed_rank(out))
+        return found
 
 
 def _seconds(text):
