@@ -25,8 +25,15 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))
+
+from tests.bench.trainer_peers import llama, training
+from trainer.models import PRESETS
+
 WARM, STEPS, ROUNDS = 5, 25, 3
-BATCH, CONTEXT, VOCABULARY, WIDTH, LAYERS, HEADS, KEYS, INNER = 8, 128, 256, 192, 4, 6, 2, 512  # the trainer's model tiny
+BATCH = 8
+SHAPE = PRESETS["tiny"]
+CONTEXT, VOCABULARY, WIDTH = SHAPE.max_context_width, SHAPE.vocab_size, SHAPE.hidden_width
 REQUIREMENTS = {"trainer": None, "torchtitan": "recipe-torchtitan.txt", "composer": "recipe-mosaicml.txt"}
 
 
@@ -46,26 +53,7 @@ class Clock:
 
 
 def trainer(folder: Path, clock: Clock) -> None:
-    sys.path.insert(0, str(ROOT))
-    from trainer import metrics
-    from trainer.config import TrainConfig
-    from trainer.launch import StopFlag, join, read_ranks
-    from trainer.train import Run, read_shape
-    from trainer.watch import Watch
-
-    metrics.logger().handlers[0].setLevel("ERROR")
-    ranks = read_ranks(os.environ)
-    config = TrainConfig(
-        model="tiny", dataset="synthetic", train_batch_size=BATCH, max_steps=WARM + STEPS, jsonl=str(folder / "train.jsonl")
-    )
-    device, backend = join(ranks, "gloo", 300)
-    shape = read_shape(config)
-    sizes = (shape.max_context_width, shape.vocab_size, shape.hidden_width, shape.num_layers, shape.num_heads)
-    assert sizes == (CONTEXT, VOCABULARY, WIDTH, LAYERS, HEADS), "the trainer's model tiny is another one: change the constants above"
-    assert (shape.num_key_value_heads, shape.intermediate_size) == (KEYS, INNER)
-    run = Run(config, ranks, shape, device=device, backend=backend, stop=StopFlag(), watch=Watch(folder / "hang", 0))
-    run.observer.trackers.append(clock)
-    run.train()
+    training(folder, clock, train_batch_size=BATCH, max_steps=WARM + STEPS).train()
 
 
 def torchtitan(folder: Path, clock: Clock) -> None:
@@ -102,9 +90,15 @@ def torchtitan(folder: Path, clock: Clock) -> None:
 
     logger.setLevel("WARNING")
     config = config_registry.llama3_cpu()
-    rope = llama3.ComplexRoPE.Config(dim=WIDTH // HEADS, max_seq_len=CONTEXT, theta=500000)
+    rope = llama3.ComplexRoPE.Config(dim=WIDTH // SHAPE.num_heads, max_seq_len=CONTEXT, theta=500000)
     layers = llama3._build_llama3_layers(
-        n_layers=LAYERS, dim=WIDTH, n_heads=HEADS, n_kv_heads=KEYS, hidden_dim=INNER, rope=rope, attn_backend="flex"
+        n_layers=SHAPE.num_layers,
+        dim=WIDTH,
+        n_heads=SHAPE.num_heads,
+        n_kv_heads=SHAPE.num_key_value_heads,
+        hidden_dim=SHAPE.intermediate_size,
+        rope=rope,
+        attn_backend="flex",
     )
     for layer in layers:
         # FlexAttention would build a mask for each batch, which CPUs do slowly; this one is causal, as the trainer's.
@@ -130,23 +124,11 @@ def composer(folder: Path, clock: Clock) -> None:
     import torch
     from composer import Callback, ComposerModel, Trainer
     from composer.algorithms import GradientClipping
-    from transformers import LlamaConfig, LlamaForCausalLM
 
     class Model(ComposerModel):
         def __init__(self) -> None:
             super().__init__()
-            self.model = LlamaForCausalLM(
-                LlamaConfig(
-                    hidden_size=WIDTH,
-                    num_hidden_layers=LAYERS,
-                    num_attention_heads=HEADS,
-                    num_key_value_heads=KEYS,
-                    intermediate_size=INNER,
-                    vocab_size=VOCABULARY,
-                    max_position_embeddings=CONTEXT,
-                    use_cache=False,
-                )
-            )
+            self.model = llama(SHAPE)
 
         def forward(self, batch: Any) -> Any:
             return self.model(input_ids=batch, labels=batch)

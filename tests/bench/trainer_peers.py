@@ -28,16 +28,12 @@ WARM, PAIRS, BATCH = 5, 60, 8  # steps before the clock starts, steps of each si
 CASES = {"1 rank": (1, "full"), "2 ranks, DDP": (2, "ddp"), "2 ranks, FSDP2": (2, "full")}
 
 
-class Bare:
-    """The shortest loop that trains transformers' model as the trainer trains ours: fused AdamW, clipping, no log."""
+def llama(shape: Any) -> Any:
+    """transformers' model of a shape of the trainer."""
+    from transformers import LlamaConfig, LlamaForCausalLM
 
-    def __init__(self, shape: Any, ranks: int, strategy: str) -> None:
-        import torch
-        from torch.distributed.fsdp import fully_shard
-        from torch.nn.parallel import DistributedDataParallel
-        from transformers import LlamaConfig, LlamaForCausalLM
-
-        settings = LlamaConfig(
+    return LlamaForCausalLM(
+        LlamaConfig(
             hidden_size=shape.hidden_width,
             num_hidden_layers=shape.num_layers,
             num_attention_heads=shape.num_heads,
@@ -47,7 +43,39 @@ class Bare:
             max_position_embeddings=shape.max_context_width,
             use_cache=False,
         )
-        self.model: Any = LlamaForCausalLM(settings)
+    )
+
+
+def training(folder: Path, tracker: Any, **flags: Any) -> Any:
+    """A run of the trainer with model tiny on one thread, which calls `tracker` after each step."""
+    import torch
+
+    from trainer import metrics
+    from trainer.config import TrainConfig
+    from trainer.launch import StopFlag, join, read_ranks
+    from trainer.train import Run, read_shape
+    from trainer.watch import Watch
+
+    torch.set_num_threads(1)
+    metrics.logger().handlers[0].setLevel("ERROR")
+    ranks = read_ranks(os.environ)
+    config = TrainConfig(model="tiny", dataset="synthetic", straggler_freq=0, jsonl=str(folder / "train.jsonl"), **flags)
+    device, backend = join(ranks, "gloo", 300)
+    watch = Watch(folder / "hang", 0)
+    run = Run(config, ranks, read_shape(config), device=device, backend=backend, stop=StopFlag(), watch=watch)
+    run.observer.trackers.append(tracker)
+    return run
+
+
+class Bare:
+    """The shortest loop that trains transformers' model as the trainer trains ours: fused AdamW, clipping, no log."""
+
+    def __init__(self, shape: Any, ranks: int, strategy: str) -> None:
+        import torch
+        from torch.distributed.fsdp import fully_shard
+        from torch.nn.parallel import DistributedDataParallel
+
+        self.model: Any = llama(shape)
         if strategy == "ddp":
             self.model = DistributedDataParallel(self.model, gradient_as_bucket_view=True)
         elif ranks > 1:
@@ -69,8 +97,10 @@ class Bare:
 class Pairs:
     """A tracker that makes a bare step after each step of the trainer, with the CPU-seconds of both."""
 
-    def __init__(self, bare: Bare) -> None:
-        self.bare, self.since = bare, 0.0
+    bare: Bare
+
+    def __init__(self) -> None:
+        self.since = 0.0
         self.seconds: list[tuple[float, float]] = []
 
     def __call__(self, record: dict[str, float], step: int) -> None:
@@ -82,33 +112,15 @@ class Pairs:
 
 
 def rank_main(strategy: str, folder: Path) -> None:
-    import torch
     import torch.distributed as dist
 
-    from trainer import metrics
-    from trainer.config import TrainConfig
-    from trainer.launch import StopFlag, join, leave, read_ranks
-    from trainer.train import Run, read_shape
-    from trainer.watch import Watch
+    from trainer.launch import leave
 
-    torch.set_num_threads(1)
-    metrics.logger().handlers[0].setLevel("ERROR")
-    ranks = read_ranks(os.environ)
-    config = TrainConfig(
-        model="tiny",
-        dataset="synthetic",
-        train_batch_size=BATCH,
-        max_steps=WARM + PAIRS,
-        sharding_strategy=strategy,
-        straggler_freq=0,
-        jsonl=str(folder / "train.jsonl"),
-    )
-    device, backend = join(ranks, "gloo", 300)
-    shape = read_shape(config)
-    training = Run(config, ranks, shape, device=device, backend=backend, stop=StopFlag(), watch=Watch(folder / "hang", 0))
-    pairs = Pairs(Bare(shape, ranks.world_size, strategy))
-    training.observer.trackers.append(pairs)
-    training.train()
+    pairs = Pairs()
+    run = training(folder, pairs, train_batch_size=BATCH, max_steps=WARM + PAIRS, sharding_strategy=strategy)
+    ranks, shape = run.ranks, run.shape
+    pairs.bare = Bare(shape, ranks.world_size, strategy)
+    run.train()
     found: list[Any] = [None] * ranks.world_size
     dist.all_gather_object(found, pairs.seconds)
     if ranks.rank == 0:
