@@ -15,6 +15,7 @@ author:
 description:
   - Ansible forks a worker for each task and host, and each worker reads the filters, tests and lookups that its templates use from disk.
     What the parent has loaded before the first fork, no worker loads.
+  - Muster's own stacks are read once, because each template that names one would read it again.
   - The C(vars_files) of a play, which Ansible parses again for each task and host, are parsed once. A name with a template in it is left to
     Ansible.
   - Changes no result, and prints nothing.
@@ -27,6 +28,8 @@ import gc
 from ansible.errors import AnsibleError
 from ansible.plugins.callback import CallbackBase
 from ansible.plugins.loader import action_loader, connection_loader, filter_loader, lookup_loader, shell_loader, test_loader
+
+from ansible_collections.muster.fleet.plugins.plugin_utils import stack_files
 
 # Loading one plugin of a file or collection loads all of them.
 FILTERS = ["ansible.builtin.%s" % name for name in ("default", "b64decode", "log", "urldecode", "urlsplit")] + ["muster.fleet.components"]
@@ -49,6 +52,7 @@ class CallbackModule(CallbackBase):
         action_loader.get("ansible.builtin.normal", class_only=True)
         connection_loader.get("ansible.builtin.ssh", class_only=True)
         shell_loader.get("sh")
+        stack_files.warm()
 
     def v2_playbook_on_play_start(self, play):
         loader = play.get_loader()

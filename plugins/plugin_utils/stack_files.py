@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import copy
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -15,12 +17,33 @@ from ansible_collections.muster.fleet.plugins.module_utils.stack import document
 # resolve() follows the links that make a checkout a collection.
 ROOT = Path(__file__).resolve().parents[2]
 STACKS = ROOT / "stacks"
+# (path, time of change, bytes) of each file that was read -> its content. Callers may change what they get.
+_READ: dict[tuple, object] = {}
+
+
+def parsed(path):
+    """What a YAML file says. Raises OSError, UnicodeDecodeError and yaml.YAMLError."""
+    state = path.stat()
+    key = (str(path.absolute()), state.st_mtime_ns, state.st_size)
+    if key not in _READ:
+        # libyaml is ten times as fast, and PyYAML may lack it.
+        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+        _READ[key] = yaml.load(path.read_text(encoding="utf-8"), Loader=loader)
+    return copy.deepcopy(_READ[key])
+
+
+def warm():
+    """Read Muster's own stacks. A template that asks for a stack does so in a worker of Ansible, several times a task."""
+    for path in STACKS.glob("*.yml"):
+        with suppress(OSError, UnicodeDecodeError, yaml.YAMLError):  # load() says it when the stack is asked for
+            parsed(path)
+    known()
 
 
 @cache
 def known():
     """The components that a stack may have, each with its own keys and their types, from the component table."""
-    table = yaml.safe_load((ROOT / "playbooks/vars/components.yml").read_text(encoding="utf-8"))["component_table"]
+    table = parsed(ROOT / "playbooks/vars/components.yml")["component_table"]
     return {name: keys for entry in table for name, keys in entry.get("stack", {}).items()}
 
 
@@ -37,7 +60,7 @@ def load(name):
             known = ", ".join(sorted(each.stem for each in STACKS.glob("*.yml")))
             raise stack.StackError(f"There is no stack {wanted}; there are {known}, or name a file that ends in .yml.")
         try:
-            return yaml.safe_load(path.read_text(encoding="utf-8"))
+            return parsed(path)
         except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
             raise stack.StackError(f"Stack {path} cannot be read: {' '.join(str(error).split())}; mend it.") from error
 

@@ -140,23 +140,26 @@ def sudoer(artifacts) -> Iterator[Fleet]:
     if os.geteuid() != 0 or not shutil.which("sudo"):
         pytest.skip("not_run: only root can make a user with sudo, and sudo must be installed")
     home = artifacts.folder("sudo") / "home"
-    subprocess.run(["useradd", "--create-home", "--home-dir", str(home), "--shell", "/bin/bash", USER], check=True)
     rights = Path(f"/etc/sudoers.d/{USER}")
-    rights.write_text(f"{USER} ALL=(ALL) NOPASSWD:ALL\n")
-    rights.chmod(0o440)
-    for folder in home.parents:
-        if folder != Path("/"):
-            folder.chmod(folder.stat().st_mode | 0o011)
     made = Fleet(home / "Träger 1" / "muster", "variance-sudo", ROOT / "inventory/local")
     made.env = {name: value for name, value in made.env.items() if not name.startswith("XDG_")} | {"PWD": str(made.folder)}
-    subprocess.run(
-        ["runuser", "-u", USER, "--", "git", "-c", "safe.directory=*", "clone", "--quiet", str(ROOT), str(made.folder)], check=True
-    )
-    yield made
-    down = ["runuser", "-u", USER, "--", "make", "down", f"FLEET={made.name}"]
-    subprocess.run(down, cwd=made.folder, env={**made.env, "HOME": str(home)}, stdin=subprocess.DEVNULL, check=False)
-    rights.unlink()
-    subprocess.run(["userdel", "--remove", USER], check=False, capture_output=True)
+    try:
+        subprocess.run(["useradd", "--create-home", "--home-dir", str(home), "--shell", "/bin/bash", USER], check=True)
+        rights.write_text(f"{USER} ALL=(ALL) NOPASSWD:ALL\n")
+        rights.chmod(0o440)
+        for folder in home.parents:
+            if folder != Path("/"):
+                folder.chmod(folder.stat().st_mode | 0o011)
+        # Git does not let the user read root's checkout.
+        subprocess.run(["git", "clone", "--quiet", "--no-hardlinks", str(ROOT), str(made.folder)], check=True)
+        subprocess.run(["chown", "--recursive", f"{USER}:", str(home)], check=True)
+        yield made
+    finally:
+        down = ["runuser", "-u", USER, "--", "make", "down", f"FLEET={made.name}"]
+        if made.folder.is_dir():
+            subprocess.run(down, cwd=made.folder, env={**made.env, "HOME": str(home)}, stdin=subprocess.DEVNULL, check=False)
+        rights.unlink(missing_ok=True)
+        subprocess.run(["userdel", "--remove", USER], check=False, capture_output=True)
 
 
 def test_a_user_with_sudo(sudoer: Fleet) -> None:

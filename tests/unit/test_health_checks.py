@@ -567,7 +567,7 @@ def test_an_empty_list_is_no_pass(machine: Machine, name: str, make: Any, reason
 
 
 def test_a_file_system_without_blocks_or_inodes(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    space = type("Space", (), {"f_blocks": 0, "f_bavail": 0, "f_files": 0, "f_favail": 0})
+    space = type("Space", (), {"f_blocks": 0, "f_bfree": 0, "f_bavail": 0, "f_files": 0, "f_ffree": 0, "f_favail": 0})
     monkeypatch.setattr(lookat.os, "statvfs", lambda _path: space)
     found = [machine.look(name) for name in ("disk_space", "disk_inodes")]
     assert [each["reason"] for each in found] == ["the file system of / counts no blocks", "the file system of / counts no inodes"]
@@ -688,7 +688,7 @@ def test_drift_of_stand_ins_is_no_proof(machine: Machine, monkeypatch: pytest.Mo
 
 
 def test_a_full_disk(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    space = type("Space", (), {"f_blocks": 100, "f_bavail": 9, "f_files": 100, "f_favail": 5})
+    space = type("Space", (), {"f_blocks": 200, "f_bfree": 109, "f_bavail": 9, "f_files": 100, "f_ffree": 5, "f_favail": 5})
     monkeypatch.setattr(lookat.os, "statvfs", lambda _path: space)
     assert machine.look("disk_space")["reason"] == "/ is 91% full"
     assert machine.look("disk_inodes")["reason"] == "95% of the inodes of / are used"

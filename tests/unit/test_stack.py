@@ -63,6 +63,16 @@ def test_our_stacks_are_whole(name: str) -> None:
         assert "{" not in download["url"], download
 
 
+def test_a_stack_is_read_again_when_its_file_changed_and_its_reader_may_change_it(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yml"
+    path.write_text((stack_files.STACKS / "debian-13.yml").read_text())
+    first = stack_files.load(str(path))
+    first["slurm"]["version"] = first["name"] = "changed"
+    assert stack_files.load(str(path))["slurm"]["version"] != "changed"
+    path.write_text(path.read_text().replace("name: debian-13", "name: another"))
+    assert stack_files.load(str(path))["name"] == "another"
+
+
 def test_debian_13_says_why_it_has_no_driver() -> None:
     assert "pci_resize_resource" in logic.refusal(stack_files.load("debian-13"), "nvidia_driver", "debian13", "x86_64")
 

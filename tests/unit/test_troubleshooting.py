@@ -122,7 +122,7 @@ def test_a_rule_finds_its_symptom(name: str) -> None:
 
 
 def patch_disk(monkeypatch: pytest.MonkeyPatch, available: int) -> None:
-    space = type("Space", (), {"f_blocks": 100, "f_bavail": available, "f_files": 100, "f_favail": 50})
+    space = type("Space", (), {"f_blocks": 100, "f_bfree": available, "f_bavail": available, "f_files": 100, "f_ffree": 50, "f_favail": 50})
     monkeypatch.setattr("os.statvfs", lambda _path: space)
 
 

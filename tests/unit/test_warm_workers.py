@@ -44,12 +44,22 @@ def parsed(self, data, file_name="<string>", *others, **options):
         print("parsed", os.path.basename(file_name), file=told)
     return load(self, data, file_name, *others, **options)
 DataLoader.load = parsed
+import yaml
+quick = yaml.load
+def read(stream, Loader):
+    if "muster.stack/1" in str(stream):
+        with open(os.environ["MUSTER_TEST_IMPORTED"], "a") as told:
+            print("stack", "parent" if os.getpid() == MAIN else "worker", file=told)
+    return quick(stream, Loader)
+MAIN = os.getpid()
+yaml.load = read
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
 def imported(tmp_path: Path, callbacks: str, play: str = PLAY) -> list[str]:
+    tmp_path.mkdir(exist_ok=True)
     (tmp_path / "play.yml").write_text(play)
     for name in ("of_the_play", "named"):
         (tmp_path / f"{name}.yml").write_text(f"{name}: text\n")
@@ -103,3 +113,14 @@ def test_vars_files_are_parsed_once(tmp_path: Path, without: list[str]) -> None:
 def test_a_vars_file_that_is_not_there_is_left_to_ansible(tmp_path: Path) -> None:
     warm = imported(tmp_path, "muster.fleet.warm_workers", PLAY.replace("of_the_play.yml", "gone.yml").replace("of_the_play", "named"))
     assert warm.count("named.yml") > 1
+
+
+def test_stacks_are_read_before_the_first_worker(tmp_path: Path) -> None:
+    play = PLAY + """
+    - ansible.builtin.debug:
+        msg: "{{ lookup('muster.fleet.stack', 'aws-2026.11').name }} {{ lookup('muster.fleet.stack', 'debian-13').name }}"
+"""
+    cold, warm = (imported(tmp_path / name, f"muster.fleet.{name}", play) for name in ("run_record", "warm_workers"))
+    assert "worker" in cold
+    assert "worker" not in warm
+    assert "parent" in warm

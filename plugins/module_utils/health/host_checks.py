@@ -61,13 +61,19 @@ def out_of_memory(node):
     return Found("%d kills" % len(killed), "none", [killed[-1][:120]] if killed else [])
 
 
+def percent(total, free, available):
+    """How full a file system is, as df counts: what is kept for root, or is beyond a quota, is no part of it. None when it counts nothing."""
+    used = total - free
+    return 100.0 * used / (used + available) if used + available > 0 else None
+
+
 def disk_space(node):
     most, faults, worst = node.want["limits"]["disk_percent"], [], 0.0
     for path in node.want["disks"]:
         space = node.space(path)
-        if not space.f_blocks:
+        used = percent(space.f_blocks, space.f_bfree, space.f_bavail)
+        if used is None:
             raise CannotRun("the file system of %s counts no blocks" % path)
-        used = 100.0 * (1 - space.f_bavail / space.f_blocks)
         worst = max(worst, used)
         faults += ["%s is %d%% full" % (path, used)] if used >= most else []
     return Found("%d%%" % worst, "less than %g%%" % most, faults)
@@ -76,11 +82,12 @@ def disk_space(node):
 def disk_inodes(node):
     most, faults, worst = node.want["limits"]["disk_percent"], [], 0.0
     spaces = {path: node.space(path) for path in node.want["disks"]}
-    counted = {path: space for path, space in spaces.items() if space.f_files}
-    if not counted:
+    counted = {path: percent(space.f_files, space.f_ffree, space.f_favail) for path, space in spaces.items()}
+    if set(counted.values()) <= {None}:
         raise NotHere("the file system of %s counts no inodes" % ", ".join(spaces))
-    for path, space in counted.items():
-        used = 100.0 * (1 - space.f_favail / space.f_files)
+    for path, used in counted.items():
+        if used is None:
+            continue
         worst = max(worst, used)
         faults += ["%d%% of the inodes of %s are used" % (used, path)] if used >= most else []
     return Found("%d%%" % worst, "less than %g%%" % most, faults)
@@ -117,7 +124,7 @@ def mounts(node):
     ask = [path for path in node.want["mounts"] if path in found]
     ask += [path for path, (kind, _options) in found.items() if REMOTE.match(kind) and path not in ask]
     if not ask and not faults:
-        raise NotHere("the node has no network file system, and none is asked for")
+        raise NotHere("the node has no network file system, and its settings name no mount")
     for path in ask:
         try:
             rc, _out, err = node.answer(["stat", "--file-system", "--format=%T", path], 2)
