@@ -26,8 +26,8 @@ class ActionModule(ActionBase):
         result = super().run(tmp, task_vars)
         asked = dict(self._task.args)
         most, dest = int(asked.get("most") or 64 << 20), Path(asked["dest"])
-        first = self._part(asked, task_vars, 0, 0)
-        if first.get("failed") or not first.get("exists"):
+        first = self._part(asked, task_vars, 0, PART)
+        if first.get("failed") or not first.get("exists"):  # then it has no content
             return {**result, **first}
         dest.parent.mkdir(parents=True, exist_ok=True)
         temporary = dest.with_name(f".{dest.name}.part")
@@ -36,10 +36,10 @@ class ActionModule(ActionBase):
             with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as handle:
                 os.fchmod(handle.fileno(), mode | 0o600)
                 for offset, length, cut in parts(first["size"], most):
-                    found = self._part(asked, task_vars, offset, length)
+                    found = self._part(asked, task_vars, offset, length) if offset else first
                     if found.get("failed") or not found.get("exists"):
                         return {**result, "failed": True, "msg": found.get("msg") or f"{asked['src']} went away while it was read."}
-                    handle.write(cut(base64.b64decode(found["content"])))
+                    handle.write(cut(base64.b64decode(found["content"])[:length]))
             temporary.replace(dest)
         finally:
             temporary.unlink(missing_ok=True)
@@ -50,8 +50,6 @@ class ActionModule(ActionBase):
             module_name="muster.fleet.job_file", module_args={**asked, "offset": offset, "length": length}, task_vars=task_vars
         )
         found.pop("invocation", None)
-        if not length:
-            found.pop("content", None)
         return found
 
 

@@ -17,39 +17,42 @@ from ansible_collections.muster.fleet.plugins.module_utils.stack import document
 # resolve() follows the links that make a checkout a collection.
 ROOT = Path(__file__).resolve().parents[2]
 STACKS = ROOT / "stacks"
-# (path, time of change, bytes) of each file that was read -> its content. Callers may change what they get.
-_READ: dict[tuple, object] = {}
+# name and folder -> ({file: its state when it was read}, the whole stack)
+_WHOLE: dict[tuple, tuple] = {}
 
 
-def parsed(path):
-    """What a YAML file says. Raises OSError, UnicodeDecodeError and yaml.YAMLError."""
-    state = path.stat()
-    key = (str(path.absolute()), state.st_mtime_ns, state.st_size)
-    if key not in _READ:
-        # libyaml is ten times as fast, and PyYAML may lack it.
-        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-        _READ[key] = yaml.load(path.read_text(encoding="utf-8"), Loader=loader)
-    return copy.deepcopy(_READ[key])
+def _state(path):
+    found = path.stat()
+    return found.st_mtime_ns, found.st_size
+
+
+def _parsed(path):
+    # libyaml is ten times as fast, and PyYAML may lack it.
+    return yaml.load(path.read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
 
 def warm():
     """Read Muster's own stacks. A template that asks for a stack does so in a worker of Ansible, several times a task."""
     for path in STACKS.glob("*.yml"):
-        with suppress(OSError, UnicodeDecodeError, yaml.YAMLError):  # load() says it when the stack is asked for
-            parsed(path)
-    known()
+        with suppress(stack.StackError):  # load() says it when somebody asks for the stack
+            load(path.stem)
 
 
 @cache
 def known():
     """The components that a stack may have, each with its own keys and their types, from the component table."""
-    table = parsed(ROOT / "playbooks/vars/components.yml")["component_table"]
+    table = _parsed(ROOT / "playbooks/vars/components.yml")["component_table"]
     return {name: keys for entry in table for name, keys in entry.get("stack", {}).items()}
 
 
 def load(name):
     """The whole stack of a name of Muster's own, or of a file when the name ends in .yml; with its sha256. Raises stack.StackError."""
     beside = Path(name).resolve().parent if name.endswith((".yml", ".yaml")) else STACKS
+    states, document = _WHOLE.get((name, beside), ({}, None))
+    with suppress(OSError):
+        if document and all(_state(path) == state for path, state in states.items()):
+            return copy.deepcopy(document)
+    states = {}
 
     def read(wanted):
         if wanted == name and beside != STACKS:
@@ -60,9 +63,12 @@ def load(name):
             known = ", ".join(sorted(each.stem for each in STACKS.glob("*.yml")))
             raise stack.StackError(f"There is no stack {wanted}; there are {known}, or name a file that ends in .yml.")
         try:
-            return parsed(path)
+            states[path] = _state(path)
+            return _parsed(path)
         except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
             raise stack.StackError(f"Stack {path} cannot be read: {' '.join(str(error).split())}; mend it.") from error
 
     document = stack.resolve(name, read, known())
-    return {**document, "sha256": stack.digest(document)}
+    document["sha256"] = stack.digest(document)
+    _WHOLE[name, beside] = (states, document)
+    return copy.deepcopy(document)

@@ -95,11 +95,12 @@ def test_the_copy_has_the_mode_of_the_file_without_rights_to_execute(copy, tmp_p
 
 
 def test_a_file_that_went_away_leaves_no_part_of_a_copy(copy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "a").write_text("output\n")
+    (tmp_path / "a").write_text("output\n" * 4)
+    monkeypatch.setattr(action, "PART", 16)
     part = action.ActionModule._part
 
     def gone(self, asked, task_vars, offset, length):
-        if length:
+        if offset:
             (tmp_path / "a").unlink()
         return part(self, asked, task_vars, offset, length)
 
@@ -107,6 +108,18 @@ def test_a_file_that_went_away_leaves_no_part_of_a_copy(copy, tmp_path: Path, mo
     result = copy(tmp_path / "a", tmp_path / "runs/output.txt")
     assert (result["failed"], result["msg"]) == (True, f"{tmp_path}/a went away while it was read.")
     assert os.listdir(tmp_path / "runs") == []
+
+
+@pytest.mark.parametrize(("size", "asked"), [(0, 1), (1, 1), (16, 1), (17, 2), (40, 3)])
+def test_a_short_file_is_asked_for_once(copy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, asked: int) -> None:
+    monkeypatch.setattr(action, "PART", 16)
+    calls = []
+    part = action.ActionModule._part
+    monkeypatch.setattr(action.ActionModule, "_part", lambda *args: calls.append(args) or part(*args))
+    (tmp_path / "a").write_bytes(bytes(range(size)))
+    copy(tmp_path / "a", tmp_path / "runs/a")
+    assert (tmp_path / "runs/a").read_bytes() == bytes(range(size))
+    assert len(calls) == asked
 
 
 @pytest.mark.parametrize("size", [0, 1, 99, 100])
