@@ -329,7 +329,7 @@ def summary(report: dict[str, Any], folder: Optional[Path] = None) -> list[str]:
 
 
 def _stops(report: dict[str, Any]) -> list[str]:
-    """Return a line for each way in which a check failed, then for each host that stopped for another reason."""
+    """Return a line for each way in which a check failed and for each host that stopped for another reason."""
     failed = [record for record in report["checks"]["records"] if has_failed(record)]
     alike: dict[tuple[Any, ...], list[str]] = {}
     for record in failed:
@@ -338,7 +338,7 @@ def _stops(report: dict[str, Any]) -> list[str]:
             # The reason names no value, so show what was found.
             reason += ", found " + " ".join(str(record["found"]).split()).rstrip(".")
         alike.setdefault((record["component"], record["check"], reason[:300], record["remedy"]), []).append(record["host"])
-    lines = ["FAILED %s: %s.%s: %s. Remedy: %s" % (named_hosts(hosts), *texts) for texts, hosts in alike.items()]
+    lines = [(hosts, "FAILED %s: %s.%s: %s. Remedy: %s" % (named_hosts(hosts), *texts)) for texts, hosts in alike.items()]
     named = {record["host"] for record in failed}
     for failure in report["failures"]:
         message = " ".join(failure["message"].split())
@@ -347,8 +347,15 @@ def _stops(report: dict[str, Any]) -> list[str]:
             continue
         task = "%s: " % " : ".join(part for part in (failure["role"], failure["task"]) if part) if failure["task"] else ""
         remedy = " Remedy: %s" % failure["remedy"] if failure["remedy"] not in message else ""
-        lines.append("FAILED %s: %s%s%s" % (failure["host"], task, message[:300], remedy))
-    return lines
+        lines.append(([failure["host"]], "FAILED %s: %s%s%s" % (failure["host"], task, message[:300], remedy)))
+    # The terminal shows some of the lines, so each host has one before any has two.
+    first: list[str] = []
+    rest: list[str] = []
+    seen: set[str] = set()
+    for hosts, line in lines:
+        (rest if seen.issuperset(hosts) else first).append(line)
+        seen.update(hosts)
+    return first + rest
 
 
 def _origin(stored: dict[str, Any], jobs: Iterable[str]) -> str:
