@@ -210,10 +210,11 @@ def queued(kind: str, status: str, reason: str, message: str) -> dict:
 
 # pkg/scheduler/flavorassigner/flavorassigner.go, pkg/controller/core/workload_controller.go and pkg/workload/admissionchecks.go.
 QUOTA = "couldn't assign flavors to pod set node: insufficient unused quota for cpu in flavor default, 1 more needed"
+CHECKS = "The workload has not all checks ready"
 WAITS = [
     (queued("QuotaReserved", "False", "Pending", QUOTA), f"Kueue: {QUOTA}"),
     (queued("QuotaReserved", "False", "Inadmissible", "LocalQueue team doesn't exist"), "Kueue: LocalQueue team doesn't exist"),
-    (queued("Admitted", "False", "UnsatisfiedChecks", "The workload has not all checks ready"), "Kueue: The workload has not all checks ready"),
+    (queued("Admitted", "False", "UnsatisfiedChecks", CHECKS), f"Kueue: {CHECKS}"),
     (queued("Admitted", "True", "Admitted", "The workload is admitted"), "None"),
     ({}, "None"),
 ]

@@ -247,9 +247,33 @@ def test_nemo_run_takes_the_settings_of_a_document(tmp_path: Path) -> None:
     assert (tmp_path / "fsdp-tiny").is_dir()
 
 
+def test_nemo_run_lets_torchrun_start_the_ranks_of_a_document_for_torchrun(tmp_path: Path) -> None:
+    launch = program("nemo-run", "launch.py")
+    job = {**JOB, "cpus_per_proc": 3, "venv": "/opt/a venv", "launcher": {"kind": "slurm", "launch": "torchrun", "mpi": "none"}}
+    given = launch.settings(job, "research", "/fsx/runs")
+    # NeMo-run gives the two tasks to torchrun, which gets the CPUs of both.
+    assert (given["launcher"], given["ntasks_per_node"], given["cpus_per_task"], given["srun_args"]) == ("torchrun", 2, 6, ["--mpi=none"])
+    said = subprocess.run(["bash", "-c", given["setup_lines"] + '\necho "${PATH%%:*} $muster_head"'], env={"head_node": "n1"} | os.environ,
+                          capture_output=True, text=True, check=True)  # fmt: skip
+    assert said.stdout == "/opt/a venv/bin n1\n"
+    text = launch.script(job, str(tmp_path))
+    assert "RANK=" not in text and "MUSTER_JOB_DIR" in text and "export A='b c'" in text
+    assert launch.settings(JOB, "research", "/fsx/runs")["launcher"] is None
+
+
+def test_nemo_run_writes_where_the_nodes_read(tmp_path: Path) -> None:
+    """A LocalTunnel copies nothing, so NeMo-run's home, which it reads at its import, must be the shared folder."""
+    (tmp_path / "nemo_run.py").write_text("import os, sys\nprint(os.environ['NEMORUN_HOME'])\nsys.exit(3)\n")
+    (tmp_path / "job.json").write_text(json.dumps(JOB))
+    words = [sys.executable, FOLDER / "nemo-run/launch.py", tmp_path / "job.json", "--account", "a", "--folder", "/fsx/runs"]
+    done = subprocess.run(words, env=os.environ | {"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (3, "/fsx/runs\n"), done.stderr
+
+
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
+        ({"mounts": ["/nemo_run:/data"]}, r"the job fsdp-tiny or its folder has /nemo_run in a path, which NeMo-run replaces; rename it\."),
         ({"launcher": {"kind": "batch"}}, r"the job fsdp-tiny is for batch, and NeMo-run's executor is for Slurm; use playbooks/job.yml\."),
         (
             {"secrets": {"T": {"from": "env", "name": "T"}}},
