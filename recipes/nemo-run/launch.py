@@ -20,6 +20,7 @@ export MASTER_ADDR="$muster_head" MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))
 JOB = """\
 mkdir -p {folder}
 export MUSTER_JOB_DIR={folder} MUSTER_RESTART="${{SLURM_RESTART_COUNT:-0}}"
+export MUSTER_STOP_AT="${{SLURM_JOB_END_TIME:-$(($(date +%s) + 60 * {minutes}))}}"
 """
 # NeMo-run replaces this in its scripts by a folder of its own.
 RESERVED = "/nemo_run"
@@ -71,7 +72,7 @@ def settings(job, account, folder):
 
 def script(job, folder):
     """The bash of one rank. It has the document's env too, because NeMo-run writes values into its batch script without quotes."""
-    lines = JOB.format(folder=shlex.quote(f"{folder}/{job['name']}"))
+    lines = JOB.format(folder=shlex.quote(f"{folder}/{job['name']}"), minutes=job.get("time_limit", 60))
     if not by_torchrun(job):
         lines += RANK.format(ranks=job.get("procs_per_node", 1))
     lines += "".join(f"export {name}={shlex.quote(str(value))}\n" for name, value in sorted(job.get("env", {}).items()))

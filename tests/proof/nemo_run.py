@@ -2,8 +2,8 @@
 # Copyright: the Muster developers
 """A proof: NeMo-run submits a training of two nodes to Slurm. A rank is killed, NeMo-run requeues the job, and the training resumes.
 
-Run by `make proofs`, or `pytest --engine tests/proof/nemo_run.py`. The job is that of the fleet's first site.yml, with torchrun as its
-launcher; launch.py of recipe nemo-run submits it as a normal user, without a container.
+Run by `make proofs`, or `pytest --engine tests/proof/nemo_run.py`. The job is that of train.yml, with torchrun as its launcher. launch.py of
+recipe nemo-run submits it as a normal user, without a container. Another job says which of torchrun's ranks failed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import shutil
 
 import pytest
 import yaml
-from e2e_fleet import ROOT, Fleet
+from e2e_fleet import ROOT, Fleet, one_sentence
 from frameworks import environment, running
 
 from ansible_collections.muster.fleet.plugins.module_utils.jobs import recipe, workload
@@ -22,6 +22,20 @@ from ansible_collections.muster.fleet.plugins.module_utils.jobs import recipe, w
 pytestmark = pytest.mark.engine
 
 STEPS = 60
+COMPONENTS = json.dumps({"muster_components": ["common", "slurm", "trainer"]})
+
+
+@pytest.fixture(scope="module")
+def fleet(artifacts, request: pytest.FixtureRequest) -> Fleet:
+    """A controller and two compute nodes that have trained once."""
+    made = Fleet(artifacts.folder("nemo-run"), "nemo-run", ROOT / "inventory/local")
+    artifacts.leave("fleet nemo-run", lambda: made.run("playbooks/local_down.yml").check_returncode())
+    request.addfinalizer(made.end)
+    for playbook in ("local_up", "provision", "train"):
+        done = made.run(f"playbooks/{playbook}.yml", "-e", COMPONENTS)
+        assert done.returncode == 0, done.stdout[-4000:]
+    made.first_run = made.latest
+    return made
 
 
 def test_nemo_run_submits_a_training_that_is_killed_and_resumes(fleet: Fleet) -> None:
@@ -63,3 +77,16 @@ def test_nemo_run_submits_a_training_that_is_killed_and_resumes(fleet: Fleet) ->
     assert (result["verdict"], result["first"]["step"], result["last"]["step"]) == ("passed", 1, STEPS), result["reason"]
     assert result["samples_per_s"] > 0 and result["tokens_per_s"] > 0
     print(workload.summary(result), f"resumed after step {begun_at}")
+
+
+def test_a_job_under_torchrun_says_which_rank_failed(fleet: Fleet) -> None:
+    """torchrun ends with 1 on both nodes, and Slurm has one output for them."""
+    command = ["bash", "-c", '[ "$RANK" != 1 ] || exit 7; sleep 100']
+    launcher = {"kind": "slurm", "launch": "torchrun", "mpi": "none"}
+    (fleet.folder / "fails.json").write_text(
+        json.dumps({"name": "fails", "command": command, "nodes": 2, "gpus_per_node": 0, "launcher": launcher})
+    )
+    said = one_sentence(fleet.run("playbooks/job.yml", "-e", COMPONENTS, "-e", "job=@fails.json"))
+    assert "ended FAILED (NonZeroExitCode) with exit status 7 of rank 1 on compute-[1-2]" in said
+    result = json.loads((fleet.latest / "jobs/fails/result.json").read_text())
+    assert (result["exit_code"], result["failed_rank"]) == (7, 1)

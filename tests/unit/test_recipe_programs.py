@@ -14,6 +14,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -245,6 +246,10 @@ def test_nemo_run_takes_the_settings_of_a_document(tmp_path: Path) -> None:
     text = launch.script(JOB, str(tmp_path)).replace("exec python ", "exec python3 ")
     assert subprocess.run(["bash", "-c", text], env=env, capture_output=True, text=True, check=True).stdout == "b c 3\n"
     assert (tmp_path / "fsdp-tiny").is_dir()
+    said = launch.script({**JOB, "command": ["bash", "-c", "echo $MUSTER_STOP_AT"]}, str(tmp_path))
+    ends = [subprocess.run(["bash", "-c", said], env=env | each, capture_output=True, text=True, check=True).stdout.strip()
+            for each in ({"SLURM_JOB_END_TIME": "1795713000"}, {})]  # fmt: skip
+    assert ends[0] == "1795713000" and 0 <= time.time() + 90 * 60 - int(ends[1]) < 60
 
 
 def test_nemo_run_lets_torchrun_start_the_ranks_of_a_document_for_torchrun(tmp_path: Path) -> None:
