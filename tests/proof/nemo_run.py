@@ -2,8 +2,8 @@
 # Copyright: the Muster developers
 """A proof: NeMo-run submits a training of two nodes to Slurm. A rank is killed, NeMo-run requeues the job, and the training resumes.
 
-Run by `make proofs`, or `pytest --engine tests/proof/nemo_run.py`. The job is that of train.yml, with torchrun as its launcher. launch.py of
-recipe nemo-run submits it as a normal user, without a container. Another job says which of torchrun's ranks failed.
+Run by `make proofs`, or `pytest --engine tests/proof/nemo_run.py`. The job is that of train.yml, with torchrun as its launcher. launch.py
+of recipe nemo-run submits it as a normal user, without a container. Another job says which of torchrun's ranks failed.
 """
 
 from __future__ import annotations
