@@ -40,7 +40,7 @@ EXAMPLES = r"""
 RETURN = r"""
 result:
   description: V(muster.job_result/1), as M(muster.fleet.slurm_job) returns it, with Slurm's words for states. Its values stand beside it
-    as well.
+    as well. The exit status of a failed job is that of the rank that failed first, and V(failed_rank) its number, where a log names it.
   returned: always but for a wrong document
   type: dict
   sample: {state: COMPLETED, exit_code: 0, restarts: 0}

@@ -111,10 +111,15 @@ reason:
   type: str
   sample: None
 exit_code:
-  description: Exit status of the batch script; 128 and the signal when a signal ended it.
+  description: Exit status of the batch script, or of the rank in RV(failed_rank); 128 and the signal when a signal ended it.
   returned: when the job is known
   type: int
   sample: 0
+failed_rank:
+  description: The rank that failed first.
+  returned: when the job failed and torchrun names the rank in the output
+  type: int
+  sample: 1
 nodes:
   description: The nodes that the job ran on.
   returned: when the job is known

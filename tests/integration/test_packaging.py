@@ -102,7 +102,15 @@ def test_requirements_are_those_of_the_lock() -> None:
     # SageMaker's SDK runs in the environment of its proof, and asks for more than that proof uses.
     own = {
         ROOT / f"requirements/{name}.txt"
-        for name in ("torch-2.11", "docs", "sagemaker-local", "recipe-torchtitan", "recipe-mosaicml", "recipe-megatron-core")
+        for name in (
+            "torch-2.11",
+            "docs",
+            "sagemaker-local",
+            "recipe-torchtitan",
+            "recipe-mosaicml",
+            "recipe-megatron-core",
+            "recipe-nemo-run",
+        )
     }
     for requirements in set((ROOT / "requirements").glob("*.txt")) - own:
         pinned = set(re.findall(r"^([a-z0-9._-]+)==(\S+)", requirements.read_text(), re.MULTILINE))

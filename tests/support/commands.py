@@ -288,7 +288,7 @@ def faults(command: str, page: Path = ROOT, functions: tuple[str, ...] = ()) -> 
         return [*ansible(command)] if first != "ansible-test" else []
     if first in ("torchrun", "python", "python3") and " -m " in command:
         return [*python_module(command)]
-    if any(re.fullmatch(r"(tests|tools|packer)/[\w/]+\.(py|sh)", word) for word in words[:2]):
+    if any(re.fullmatch(r"(tests|tools|packer|recipes)/[\w/-]+\.(py|sh)", word) for word in words[:2]):
         return [*script(command)]
     if first in ("packer", "molecule", "pytest"):
         return [*{"packer": packer, "molecule": molecule, "pytest": pytest_command}[first](command)]

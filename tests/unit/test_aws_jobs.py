@@ -14,6 +14,7 @@ from typing import Any
 import boto3
 import pytest
 from moto import mock_aws
+from test_ranks import FAILED
 
 from ansible_collections.muster.fleet.plugins.module_utils.aws.accounts import AwsError
 from ansible_collections.muster.fleet.plugins.module_utils.jobs import batch, sagemaker, target
@@ -351,6 +352,33 @@ def test_a_training_job_that_failed_says_why(tmp_path: Path, answer: dict, state
         bring(service("sagemaker", region, tmp_path))
     assert (error.value.facts["state"], error.value.facts["exit_code"]) == (state, code)
     assert said in str(error.value)
+
+
+def test_a_failed_training_job_has_the_status_of_the_rank_that_failed(tmp_path: Path) -> None:
+    """torchrun ends with 1 on every host; the second host's log has the rank, and its first attempt does not count."""
+    first = FAILED.replace("14:12:26", "14:12:27").replace("exitcode  : 7", "exitcode  : 1").replace("rank      : 1", "rank      : 0")
+    earlier = FAILED.replace("14:12:26", "14:02:26").replace("exitcode  : 7", "exitcode  : 9")
+    logs = {"algo-1-1795000000": first, "algo-2-1795000000": earlier, "algo-2-1795000600": FAILED}
+    region = Recorded(
+        ListTrainingJobs=[{"TrainingJobSummaries": []}],
+        CreateTrainingJob=[{}],
+        DescribeTrainingJob=[trained("Failed", "Failed", FailureReason="AlgorithmError: , exit code: 1")],
+        DescribeLogStreams=[
+            lambda wanted: {
+                "logStreams": [
+                    {"logStreamName": f"{wanted['logStreamNamePrefix'].split('/')[0]}/{name}"}
+                    for name in logs
+                    if name.startswith(wanted["logStreamNamePrefix"].split("/")[1])
+                ]
+            }
+        ],
+        GetLogEvents=[lambda wanted: {"events": [{"message": each} for each in logs[wanted["logStreamName"].split("/")[1]].splitlines()]}],
+    )
+    with pytest.raises(jobs.RunError, match="with exit status 7 of rank 1 on algo-") as error:
+        bring(service("sagemaker", region, tmp_path))
+    assert (error.value.facts["exit_code"], error.value.facts["failed_rank"]) == (7, 1)
+    assert (tmp_path / "job/output.txt").read_text() == first
+    assert (tmp_path / "job/output-algo-2.txt").read_text() == FAILED
 
 
 def test_a_training_job_that_runs_is_found_by_its_name_and_stopped(tmp_path: Path) -> None:

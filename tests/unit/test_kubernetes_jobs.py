@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_ranks import FAILED
+from test_ranks import FAILED, MPI_5
 
 from ansible_collections.muster.fleet.plugins.module_utils.jobs import document as job
 from ansible_collections.muster.fleet.plugins.module_utils.jobs import kubernetes, target
@@ -30,6 +30,8 @@ class Server:
         self.states, self.asked, self.failures = list(states), [], []
         self.pods: list[dict] = []
         self.kinds = {"pytorchjobs", "jobsets", "trainjobs", "mpijobs"}
+        # Kueue's answers by the version of its API.
+        self.workloads: dict[str, tuple[int, dict]] = {}
 
     def __call__(self, method: str, path: str, query: dict, body: Any, _kind: str) -> tuple[int, Any]:
         self.asked.append((method, path, query))
@@ -44,10 +46,12 @@ class Server:
         if path.endswith("/pods"):
             return 200, {"items": self.pods}
         parts = path.split("/")
+        if path.endswith("/workloads"):
+            return self.workloads.get(parts[3], (404, {"message": "the server could not find the requested resource"}))
         if path.startswith("/apis/") and parts[-2] not in self.kinds:
             return 404, {"message": "the server could not find the requested resource", "details": {}}
         if method == "PATCH":
-            self.objects[path] = {"metadata": {"creationTimestamp": "2026-11-25T04:00:00Z"}, "status": {}}
+            self.objects[path] = {"metadata": {"creationTimestamp": "2026-11-25T04:00:00Z", "uid": "u-1"}, "status": {}}
             return 201, self.objects[path]
         if path not in self.objects:
             return 404, {"message": f'{parts[-2]} "{parts[-1]}" not found', "details": {"name": parts[-1]}}
@@ -95,13 +99,17 @@ class Clock:
         self.now += seconds
 
 
-def bring(server: Server, folder: Path, kind: str = "pytorchjob", timeout: int = 400, **options: Any) -> Any:
+def service(server: Server, folder: Path, kind: str, timeout: int = 400, queue: str = "") -> Kubernetes:
     document = job.load(HELLO, kind)
     identity, clock = job.identity(document), Clock()
-    manifest = kubernetes.render(document, identity, target.load(kind, {}))
+    manifest = kubernetes.render(document, identity, target.load(kind, {"queue": queue} if queue else {}))
     common = {"name": "hello", "identity": identity, "store": jobs.Store(str(folder / "job")), "timeout": timeout, "poll": 5}
     common |= {"pending_timeout": 60, "sleep": clock.sleep, "clock": clock}
-    made = Kubernetes(request=server, manifest=manifest, document=document, **common)
+    return Kubernetes(request=server, manifest=manifest, document=document, **common)
+
+
+def bring(server: Server, folder: Path, kind: str = "pytorchjob", timeout: int = 400, queue: str = "", **options: Any) -> Any:
+    made = service(server, folder, kind, timeout, queue)
     return jobs.bring(made, **{"state": "finished", "files": {"job.json": "{}"}, **options})
 
 
@@ -176,6 +184,61 @@ def test_pods_that_the_operator_deleted_are_remembered(tmp_path: Path) -> None:
         bring(server, tmp_path)
     found = error.value.facts
     assert (found["state"], found["exit_code"], found["nodes"], found["restarts"]) == ("OUT_OF_MEMORY", 137, ["host-0", "host-1"], 2)
+
+
+def test_the_nodes_of_a_failed_mpijob_are_remembered(tmp_path: Path) -> None:
+    """The MPI operator deletes the workers, and the launcher stays, which has no rank."""
+    launcher = pod(9, "Failed", log=MPI_5, node="host-9", **dead("Error", 9))
+    launcher["metadata"]["labels"]["muster/role"] = "launcher"
+    server = Server((RUNNING, None), ([launcher], condition("Failed", "MPIJobFailed", "launcher failed")))
+    with pytest.raises(jobs.RunError, match=r"with exit status 9 of rank 3 on host-\[0-1\] after") as error:
+        bring(server, tmp_path, "mpijob")
+    assert error.value.facts["nodes"] == ["host-0", "host-1"]
+    made = service(Server((RUNNING, None), ([launcher], None)), tmp_path / "again", "mpijob")
+    made.submit(())
+    records = [made.record("hello") for _look in range(2)]
+    assert [(each["state"], each["ready"], each["nodes"]) for each in records] == [
+        ("RUNNING", 2, ["host-0", "host-1"]),
+        ("PENDING", 0, ["host-0", "host-1"]),  # a deleted pod does not run
+    ]
+
+
+def queued(kind: str, status: str, reason: str, message: str) -> dict:
+    """A workload of Kueue with one condition, in the words of Kueue 0.17.0."""
+    return {"status": {"conditions": [{"type": kind, "status": status, "reason": reason, "message": message}]}}
+
+
+# pkg/scheduler/flavorassigner/flavorassigner.go, pkg/controller/core/workload_controller.go and pkg/workload/admissionchecks.go.
+QUOTA = "couldn't assign flavors to pod set node: insufficient unused quota for cpu in flavor default, 1 more needed"
+CHECKS = "The workload has not all checks ready"
+WAITS = [
+    (queued("QuotaReserved", "False", "Pending", QUOTA), f"Kueue: {QUOTA}"),
+    (queued("QuotaReserved", "False", "Inadmissible", "LocalQueue team doesn't exist"), "Kueue: LocalQueue team doesn't exist"),
+    (queued("Admitted", "False", "UnsatisfiedChecks", CHECKS), f"Kueue: {CHECKS}"),
+    (queued("Admitted", "True", "Admitted", "The workload is admitted"), "None"),
+    ({}, "None"),
+]
+
+
+@pytest.mark.parametrize("version", ["v1beta2", "v1beta1"])
+@pytest.mark.parametrize(("workload", "said"), WAITS)
+def test_a_job_in_a_queue_of_kueue_says_what_kueue_says(tmp_path: Path, workload: dict, said: str, version: str) -> None:
+    server = Server(([], None))
+    server.workloads = {version: (200, {"items": [workload]})}
+    bring(server, tmp_path, "jobset", state="submitted", queue="team")
+    assert bring(server, tmp_path, "jobset", state="queried", queue="team")[1]["reason"] == said
+    asked = [query for _method, path, query in server.asked if path.endswith("/workloads")]
+    assert asked[-1] == {"labelSelector": "kueue.x-k8s.io/job-uid=u-1"}
+
+
+def test_a_cluster_or_user_without_kueue_says_nothing_of_it(tmp_path: Path) -> None:
+    for queue, workloads in (("", {}), ("team", {}), ("team", {"v1beta2": (403, {"message": "forbidden"})})):
+        server = Server(([], None))
+        server.workloads = workloads
+        folder = tmp_path / f"{queue}{len(workloads)}"
+        bring(server, folder, "jobset", state="submitted", queue=queue)
+        assert bring(server, folder, "jobset", state="queried", queue=queue)[1]["reason"] == "None"
+        assert any(path.endswith("/workloads") for _method, path, _query in server.asked) == bool(queue)
 
 
 def test_the_operator_may_delete_pods_only_of_a_job_with_retries(tmp_path: Path) -> None:

@@ -6,7 +6,13 @@ from __future__ import annotations
 
 import pytest
 
-from ansible_collections.muster.fleet.plugins.module_utils.jobs.ranks import failed_rank, first_failure, with_rank
+from ansible_collections.muster.fleet.plugins.module_utils.jobs.ranks import (
+    SRUN_OWN,
+    failed_rank,
+    failed_ranks_of_slurm,
+    first_failure,
+    with_rank,
+)
 
 # The end of torchrun (torch 2.15) with two ranks, of which rank 1 ends with status 7.
 FAILED = """\
@@ -94,3 +100,28 @@ def test_the_first_failure_of_the_nodes_counts() -> None:
 def test_only_a_failed_job_has_the_status_of_a_rank(state: str, code: int, wanted: tuple) -> None:
     record = with_rank({"state": state, "exit_code": code}, [None, failed_rank(FAILED)])
     assert (record["exit_code"], record.get("failed_rank")) == wanted
+
+
+# The words of srun 24.11 and of slurmstepd, on the local fleet: --kill-on-bad-exit ends the torchrun of the other node.
+STEP = """\
+srun: error: compute-2: task 1: Exited with exit code 1
+srun: Terminating StepId=9.0
+slurmstepd-compute-1: error: *** STEP 9.0 ON compute-1 CANCELLED AT 2026-11-26T17:48:59 ***
+srun: error: compute-1: task 0: Terminated
+"""
+REQUEUED = "slurmstepd-compute-1: error: *** JOB 9 ON compute-1 CANCELLED AT 2026-11-26T17:48:59 DUE TO JOB REQUEUE ***\n"
+
+
+def test_the_output_of_a_slurm_job_has_all_nodes_and_all_runs() -> None:
+    other = FAILED.replace("14:12:26", "14:12:28").replace("exitcode  : 7", "exitcode  : 1").replace("rank      : 1", "rank      : 0")
+    killed = FAILED.replace("exitcode  : 7 (pid: 11044) ", "exitcode  : -9 (pid: 11044)  (SIGKILL)")
+    found = failed_ranks_of_slurm(killed + STEP + REQUEUED + FAILED + STEP + other)
+    assert [(each["rank"], each["exit_code"]) for each in found] == [(1, 7), (0, 1)]
+    # Another run than that of the failure ended the job.
+    assert failed_ranks_of_slurm(FAILED + STEP + REQUEUED + "Batch 1 Loss: 2.5\n") == []
+
+
+@pytest.mark.parametrize(("code", "wanted"), [(1, 7), (143, 7), (137, 7), (7, 7), (78, 78)])
+def test_srun_s_own_status_is_not_that_of_a_rank(code: int, wanted: int) -> None:
+    record = with_rank({"state": "FAILED", "exit_code": code}, failed_ranks_of_slurm(FAILED + STEP), SRUN_OWN)
+    assert (record["exit_code"], record.get("failed_rank")) == (wanted, 1 if wanted == 7 else None)

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+from test_ranks import FAILED, STEP
 
 from ansible_collections.muster.fleet.plugins.module_utils.jobs import run as jobs
 from ansible_collections.muster.fleet.plugins.module_utils.jobs import slurm as slurm_job
@@ -114,6 +115,18 @@ def test_a_failure_is_told_and_kept_until_retry(tmp_path):
     with pytest.raises(jobs.RunError):
         bring(tmp_path, controller, retry=True)
     assert controller.count("sbatch") == 2
+
+
+def test_a_failure_of_torchrun_has_the_status_of_the_rank_that_failed(tmp_path):
+    rc, text, err = said("scontrol_job_failed")
+    assert "ExitCode=3:0" in text
+    ended = rc, text.replace("ExitCode=3:0", "ExitCode=143:0"), err
+    controller = Controller(scontrol=[ended], sacct=[(1, "", "Slurm accounting storage is disabled")])
+    bring(tmp_path, controller, state="submitted")
+    (tmp_path / "job/output.txt").write_text("Batch 1 Loss: 2.5\n" * 100000 + FAILED + STEP)
+    with pytest.raises(jobs.RunError, match="with exit status 7 of rank 1 on compute-1") as error:
+        bring(tmp_path, controller)
+    assert (error.value.facts["exit_code"], error.value.facts["failed_rank"]) == (7, 1)
 
 
 def test_a_restart_of_the_controller_is_waited_out(tmp_path):

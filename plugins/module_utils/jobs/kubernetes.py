@@ -24,6 +24,7 @@ KINDS = {
     "jobset": ("jobset.x-k8s.io/v1alpha2", "JobSet", "jobsets"),
 }
 NAME_LABEL, IDENTITY_LABEL = "muster/job", "muster/identity"
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 TYPE_LABEL = "node.kubernetes.io/instance-type"
 PORT = 29500
 # The variables of the committed manifests (tools/kubernetes_manifests.py). An empty value of the first is refused, one of the second unset.
@@ -56,6 +57,8 @@ SSH = "/root/.ssh"
 SSHD = "mkdir -p /run/sshd; exec /usr/sbin/sshd -De -o StrictModes=no -o HostKey=%s/id_rsa -o PermitRootLogin=yes" % SSH
 # Open MPI 5 does not read the operator's variables for its older parameters, so every parameter stands here; without the host file it
 # would start all ranks in the launcher, and `ppr` makes that an error.
+# `|| true` stands where set -e would end the launcher although the job goes well: a kill that finds mpirun ended already, and the SSH call
+# that ends with the sshd that it ends.
 MPIRUN = """\
 # A process 1 without a trap ignores the signal.
 trap 'exit 143' TERM
@@ -113,7 +116,7 @@ def render(document, identity, target):
     version, name, _plural = KINDS[kind]
     labels = {NAME_LABEL: document["name"].strip("._-"), IDENTITY_LABEL: identity[:12]}
     if target["queue"]:
-        labels["kueue.x-k8s.io/queue-name"] = target["queue"]
+        labels[QUEUE_LABEL] = target["queue"]
     metadata = {"name": start.plain_name(document, identity), "namespace": target["namespace"], "labels": labels}
     if target.get("run"):
         metadata["annotations"] = {RUN: target["run"]}

@@ -9,7 +9,7 @@ import datetime
 import json
 
 from ansible_collections.muster.fleet.plugins.module_utils.jobs import run as jobs
-from ansible_collections.muster.fleet.plugins.module_utils.jobs.kubernetes import IDENTITY_LABEL, KINDS, RUN
+from ansible_collections.muster.fleet.plugins.module_utils.jobs.kubernetes import IDENTITY_LABEL, KINDS, QUEUE_LABEL, RUN
 from ansible_collections.muster.fleet.plugins.module_utils.jobs.ranks import failed_rank, with_rank
 from ansible_collections.muster.fleet.plugins.module_utils.kubernetes.api import APPLY, BUSY, Unreachable, said, waits_for
 
@@ -24,6 +24,8 @@ STUCK = {
 }
 # What only the rank that prints writes; its pod's log is the job's output.
 PRINTED = ("Loss: ", "Avg bus bandwidth")
+# Newest first. An older Kueue knows the second alone.
+KUEUE_VERSIONS = ("v1beta2", "v1beta1")
 # The API server gives the begin of a log up to a number of bytes, and its end by lines only.
 LAST_LINES = 2000
 
@@ -121,13 +123,14 @@ class Kubernetes(jobs.Service):
         if found is None:
             return None
         present = self._pods()
-        self.seen = pods = present or self.seen
-        ranks = [pod for pod in pods if pod["metadata"].get("labels", {}).get("muster/role") != "launcher"]
+        # The MPI operator deletes the workers of a failed job, and leaves the launcher.
+        ranks = _ranks(present) or _ranks(self.seen)
+        self.seen = pods = ranks + [pod for pod in present or self.seen if pod not in ranks]
         containers = [each for pod in pods for each in pod.get("status", {}).get("containerStatuses", [])]
         dead = [each["state"]["terminated"] for each in containers if each.get("state", {}).get("terminated")]
         dead += [each["lastState"]["terminated"] for each in containers if each.get("lastState", {}).get("terminated")]
         failed = [each for each in dead if each.get("exitCode")]
-        running = [pod for pod in ranks if present and pod.get("status", {}).get("phase") == "Running"]
+        running = [pod for pod in _ranks(present) if pod.get("status", {}).get("phase") == "Running"]
         state, reason = "RUNNING" if running else "PENDING", "None"
         condition = ended(found)
         if condition:
@@ -138,9 +141,11 @@ class Kubernetes(jobs.Service):
             if state != "COMPLETED" and not present:
                 reason += "; the operator deleted its pods, and their logs with them"
         elif len(running) < self.document["nodes"]:
-            reason = next(filter(None, map(waits_for, pods)), "None")
+            reason = next(filter(None, map(waits_for, present)), "None")
             if "nodes are available" in reason:
                 reason = "; ".join(filter(None, (reason, self._nodes_have())))
+            if reason == "None" and not running:
+                reason = self._queue_says(found) or reason
         times = {key: _seconds(text) for key, text in self._times(found, pods, condition).items()}
         return {
             "job_id": self.object,
@@ -175,6 +180,23 @@ class Kubernetes(jobs.Service):
         return ", ".join(
             "%s has %s of %s %s" % (node, have[node].get(name, 0), count, name) for node in sorted(have) for name, count in devices.items()
         )
+
+    def _queue_says(self, found):
+        """Why Kueue does not admit the job; "" for a job without a queue, and where this user may not see the workloads."""
+        if QUEUE_LABEL not in self.manifest["metadata"]["labels"]:
+            return ""
+        for version in KUEUE_VERSIONS:
+            path = "/apis/kueue.x-k8s.io/%s/namespaces/%s/workloads" % (version, self.namespace)
+            query = {"labelSelector": "kueue.x-k8s.io/job-uid=%s" % found["metadata"].get("uid", "")}
+            try:
+                status, answer = self.request("GET", path, query, None, "application/json")
+            except Unreachable:
+                return ""
+            if status < 300:
+                return waits_in_queue(answer.get("items", []))
+            if status != 404:
+                break
+        return ""
 
     def _times(self, found, pods, condition):
         starts = [pod["status"]["startTime"] for pod in pods if pod.get("status", {}).get("startTime")]
@@ -253,6 +275,22 @@ def ended(found):
     """The condition that ends a job, or None."""
     conditions = found.get("status", {}).get("conditions", [])
     return next((each for each in conditions if each["type"] in (*DONE, *FAILED) and each.get("status") == "True"), None)
+
+
+def waits_in_queue(workloads):
+    """Kueue's own words on the first workload that it does not admit, as `Kueue: ...`; "" when it says none."""
+    for each in workloads:
+        have = {condition["type"]: condition for condition in each.get("status", {}).get("conditions", [])}
+        for kind in ("QuotaReserved", "Admitted"):
+            said_no = have.get(kind, {})
+            if said_no.get("status") == "False":
+                return "Kueue: %s" % (said_no.get("message") or said_no.get("reason"))
+    return ""
+
+
+def _ranks(pods):
+    """The pods that have ranks, of an MPIJob all but its launcher."""
+    return [pod for pod in pods if pod["metadata"].get("labels", {}).get("muster/role") != "launcher"]
 
 
 def _mappings(value):

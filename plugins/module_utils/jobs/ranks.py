@@ -19,7 +19,11 @@ TORCHRUN = re.compile(
 # Open MPI 4 names the process [[53145,1],1], Open MPI 5 [prterun-launcher-1@1,1].
 MPIRUN = re.compile(r"^ *Process name: \[.*,(\d+)\]\n *Exit code: +(\d+)$", re.MULTILINE)
 MPI_SIGNAL = re.compile(r"process rank (\d+) with PID \d+ on node \S+ exited on signal (\d+)")
-SIGTERM = 15
+# The output of a Slurm job has all of its nodes and all of its runs; Slurm writes this when it ends a run to requeue the job.
+SLURM_RUN_ENDED = re.compile(r"^slurmstepd\S*: error: \*\*\* JOB \d+ ON .*$", re.MULTILINE)
+SIGKILL, SIGTERM = 9, 15
+# torchrun's own status, and those with which srun ends when it ends the torchrun of the other nodes (--kill-on-bad-exit).
+SRUN_OWN = (1, 128 + SIGKILL, 128 + SIGTERM)
 
 
 def failed_rank(text):
@@ -33,6 +37,12 @@ def failed_rank(text):
         return {"rank": int(ended[-1][0]), "exit_code": int(ended[-1][1]), "time": ""}
     killed = MPI_SIGNAL.findall(text)
     return {"rank": int(killed[-1][0]), "exit_code": status(-int(killed[-1][1])), "time": ""} if killed else None
+
+
+def failed_ranks_of_slurm(text):
+    """[failed_rank() of each node] in the output of a Slurm job whose ranks torchrun started; of its last run only."""
+    found = TORCHRUN.findall(SLURM_RUN_ENDED.split(text)[-1])
+    return [{"rank": int(rank), "exit_code": status(int(code)), "time": time} for time, rank, code in found]
 
 
 def status(code):
@@ -50,12 +60,12 @@ def first_failure(found):
     return min(filter(None, found), key=lambda each: (each["time"], order.get(each["exit_code"], 0), each["rank"]), default=None)
 
 
-def with_rank(record, found):
+def with_rank(record, found, own=(1,)):
     """A record of a failed job with the exit status of the rank that failed first, and its number as `failed_rank`.
 
-    A status other than 1 is not torchrun's own, so it stays, and has a rank only when it is the rank's.
+    own: the statuses of the launcher itself. Another one stays, and has a rank only when it is the rank's.
     """
     first = first_failure(found)
-    if record["state"] != "FAILED" or not first or record["exit_code"] not in (1, first["exit_code"]):
+    if record["state"] != "FAILED" or not first or record["exit_code"] not in (*own, first["exit_code"]):
         return record
     return {**record, "exit_code": first["exit_code"], "failed_rank": first["rank"]}

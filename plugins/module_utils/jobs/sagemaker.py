@@ -13,6 +13,7 @@ from ansible_collections.muster.fleet.plugins.module_utils.jobs import run as jo
 from ansible_collections.muster.fleet.plugins.module_utils.jobs import start
 from ansible_collections.muster.fleet.plugins.module_utils.jobs.batch import log_lines
 from ansible_collections.muster.fleet.plugins.module_utils.jobs.document import JobError
+from ansible_collections.muster.fleet.plugins.module_utils.jobs.ranks import failed_rank, with_rank
 from ansible_collections.muster.fleet.plugins.module_utils.jobs.target import gpus_of, image_of
 
 PORT = 29500
@@ -217,23 +218,38 @@ class SageMaker(jobs.Service):
         }
 
     def over(self, job_id, record):
-        """The record, after the log of the host with rank 0 was fetched."""
+        """The record, after the log of the host with rank 0 was fetched; of a failed job with the rank that failed first."""
         if record is None:
             raise jobs.RunError("SageMaker has no training job %s; run it again with rerun." % job_id, "run it again with rerun")
         self.fetch_output(job_id)
-        return record
+        return with_rank(record, self._failed_ranks(job_id)) if record["state"] == "FAILED" else record
 
     def fetch_output(self, job_id):
         """Write the log of the first host into the store."""
+        streams = self._streams(job_id, "algo-1-")
+        # An attempt that was restarted has a stream of its own.
+        most = jobs.OUTPUT_BYTES // max(1, len(streams))
+        lines = [line for each in streams for line in log_lines(self.region, LOGS, each, most)]
+        self.store.prepare({"output.txt": "".join(line + "\n" for line in lines)})
+
+    def _failed_ranks(self, job_id):
+        """The failed_rank() of each host's last attempt. The log of a host with one, other than the first host, becomes output-HOST.txt."""
+        hosts = {each.rpartition("/")[2].rpartition("-")[0]: each for each in sorted(self._streams(job_id, "algo-"))}
+        found = []
+        for host, stream in hosts.items():
+            text = "".join(line + "\n" for line in log_lines(self.region, LOGS, stream))
+            found.append(failed_rank(text))
+            if found[-1] and host != "algo-1":
+                self.store.prepare({"output-%s.txt" % host: text})
+        return found
+
+    def _streams(self, job_id, begin):
+        """The names of the log streams of a job's hosts, JOB/HOST-TIME, that begin so; none before the first line."""
         try:
-            streams = self.region.every(
-                "logs", "DescribeLogStreams", "logStreams", logGroupName=LOGS, logStreamNamePrefix=job_id + "/algo-1-"
-            )
+            prefix = "%s/%s" % (job_id, begin)
+            found = self.region.every("logs", "DescribeLogStreams", "logStreams", logGroupName=LOGS, logStreamNamePrefix=prefix)
         except AwsError as error:
             if error.code != "ResourceNotFoundException":
                 raise
-            streams = []
-        # An attempt that was restarted has a stream of its own.
-        most = jobs.OUTPUT_BYTES // max(1, len(streams))
-        lines = [line for each in streams for line in log_lines(self.region, LOGS, each["logStreamName"], most)]
-        self.store.prepare({"output.txt": "".join(line + "\n" for line in lines)})
+            found = []
+        return [each["logStreamName"] for each in found]

@@ -57,7 +57,8 @@ NODE_ENVIRONMENT = """\
 for file in /etc/profile.d/muster-nccl.sh /etc/profile.d/muster-neuron.sh; do
   if [ -r "$file" ]; then . "$file"; fi
 done"""
-# In a container the image's own value of a variable would win, unless --container-env names it.
+# In a container the image's own value of a variable would win, unless --container-env names it. `|| true`: most nodes have only one of the
+# files, and sed fails for the other.
 CONTAINER_ENVIRONMENT = """\
 files="/etc/profile.d/muster-nccl.sh /etc/profile.d/muster-neuron.sh"
 container_env=$({

@@ -10,11 +10,14 @@ import re
 
 from ansible_collections.muster.fleet.plugins.module_utils.jobs import run as jobs
 from ansible_collections.muster.fleet.plugins.module_utils.jobs import sbatch
+from ansible_collections.muster.fleet.plugins.module_utils.jobs.ranks import SRUN_OWN, failed_ranks_of_slurm, with_rank
 from ansible_collections.muster.fleet.plugins.module_utils.jobs.run import Refused, RunError, last_line
 from ansible_collections.muster.fleet.plugins.module_utils.slurm import text as slurm
 
 # slurmdbd records a job's end within seconds. When it is away for longer, slurmctld's own record is used.
 ACCOUNTING_WAIT = 60
+# torchrun's last words stand at the end of an output, which may be long.
+LAST_BYTES = 1 << 20
 # Errors of Slurm's commands while the controller restarts, is busy or is unreachable.
 TRANSIENT = (
     "Unable to contact slurm controller",
@@ -147,6 +150,11 @@ class Slurm(jobs.Service):
         return " (%s)" % "; ".join(lost[:10]) if lost else ""
 
     def over(self, job_id, record):
+        """The last record, with the rank that failed first where torchrun names it in the output."""
+        record = self._accounted(job_id, record)
+        return with_rank(record, failed_ranks_of_slurm(self.store.read("output.txt", LAST_BYTES)), SRUN_OWN)
+
+    def _accounted(self, job_id, record):
         """`record` with the accounting row. Waits for the row a bounded time, because the job's end reaches the database a little later."""
         give_up = self.clock() + ACCOUNTING_WAIT
         while True:
