@@ -245,7 +245,7 @@ def test_a_job_that_waits_for_gpus_says_what_the_nodes_have(site: Site) -> None:
 
         said = until(status, 90, "the scheduler's reason")
         assert "PENDING" in said
-        assert "node1 has 0 of 8 nvidia.com/gpu" in said
+        assert "each node is asked for 8 nvidia.com/gpu" in said and "node1 has 0 of 0 nvidia.com/gpu free" in said
         assert site.job(document, "stop", instance_type="p5.48xlarge").returncode == 0
     finally:
         kubectl("label", "node", "--all", "node.kubernetes.io/instance-type-")

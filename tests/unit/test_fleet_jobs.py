@@ -13,7 +13,7 @@ import pytest
 import yaml
 from ansible.errors import AnsibleFilterError
 
-from ansible_collections.muster.fleet.plugins.filter.jobs import FilterModule, job_script
+from ansible_collections.muster.fleet.plugins.filter.jobs import FilterModule, real_files
 from ansible_collections.muster.fleet.plugins.module_utils.hardware import catalogue
 from ansible_collections.muster.fleet.plugins.module_utils.jobs import document as documents
 from ansible_collections.muster.fleet.plugins.module_utils.jobs import fleet
@@ -113,7 +113,7 @@ def test_nodes_that_failed_get_no_job_and_their_type_keeps_its_partition():
     [job] = training("p5.48xlarge", "g5.xlarge", "p5.48xlarge", hosts=["node-1"])
     launcher = job["document"]["launcher"]
     assert (job["document"]["nodes"], launcher["partition"], launcher["options"]) == (1, "p5.48xlarge", {"exclude": "node-3"})
-    assert "#SBATCH --exclude=node-3\n" in job_script(job["document"])
+    assert "#SBATCH --exclude=node-3\n" in real_files(job["document"])["real.sbatch"]
     for job in collectives("", "", "", hosts=["node-2", "node-3"]):
         assert job["document"]["launcher"]["options"] == {"exclude": "node-1"}
 
@@ -194,7 +194,7 @@ def test_every_type_has_valid_jobs_and_a_model_that_fits(kind):
 
 def test_the_script_of_the_type():
     [job] = training("p5.48xlarge", "p5.48xlarge", rehearsed=["node-1", "node-2"])
-    script = job_script(job["real"])
+    script = real_files(job["real"])["real.sbatch"]
     for line in ("#SBATCH --nodes=2", "#SBATCH --ntasks-per-node=8", "#SBATCH --gpus-per-node=8", "#SBATCH --cpus-per-task=24"):
         assert line + "\n" in script
     assert "--backend nccl" in script

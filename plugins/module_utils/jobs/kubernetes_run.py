@@ -162,19 +162,25 @@ class Kubernetes(jobs.Service):
         }
 
     def _nodes_have(self):
-        """What each node has of the devices that the job asks for; "" where this user may not see the nodes."""
+        """What each node has free of the devices that the job asks for; "" where this user may not see the nodes and all pods."""
         limits: dict = next((each["limits"] for each in _mappings(self.manifest) if "limits" in each), {})
         devices = {name: count for name, count in limits.items() if "/" in name}
+        alive = {"fieldSelector": "status.phase!=Succeeded,status.phase!=Failed"}
         try:
-            status, answer = self.request("GET", "/api/v1/nodes", {}, None, "application/json")
+            answers = [self.request("GET", *what, None, "application/json") for what in (("/api/v1/nodes", {}), ("/api/v1/pods", alive))]
         except Unreachable:
             return ""
-        if status >= 300 or not devices:
+        if not devices or any(status >= 300 for status, _answer in answers):
             return ""
-        have = {each["metadata"]["name"]: each.get("status", {}).get("allocatable", {}) for each in answer.get("items", [])}
-        return ", ".join(
-            "%s has %s of %s %s" % (node, have[node].get(name, 0), count, name) for node in sorted(have) for name, count in devices.items()
-        )
+        nodes, pods = (answer.get("items", []) for _status, answer in answers)
+        said = ["each node is asked for " + ", ".join("%s %s" % (count, name) for name, count in devices.items())]
+        for node in sorted(nodes, key=lambda each: each["metadata"]["name"]):
+            title, have = node["metadata"]["name"], node.get("status", {}).get("allocatable", {})
+            own = [each for pod in pods if pod["spec"].get("nodeName") == title for each in pod["spec"]["containers"]]
+            for name in devices:
+                taken = sum(int(each.get("resources", {}).get("limits", {}).get(name, 0)) for each in own)
+                said.append("%s has %d of %d %s free" % (title, int(have.get(name, 0)) - taken, int(have.get(name, 0)), name))
+        return ", ".join(said)
 
     def _times(self, found, pods, condition):
         starts = [pod["status"]["startTime"] for pod in pods if pod.get("status", {}).get("startTime")]
