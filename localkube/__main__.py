@@ -42,7 +42,7 @@ def main(argv: list[str]) -> int:
             if not options.without_trainer and not cluster.alive():
                 environment(os.environ)
             stand_in = rehearsal.IMAGE if kind else ""
-            images = [] if cluster.alive() else archives(os.environ, not options.without_trainer, stand_in)
+            images = [] if cluster.alive() else archives(os.environ, trainer=not options.without_trainer, device_plugin=stand_in)
             started = cluster.up(options.nodes, images, dict(each.split("=", 1) for each in options.label), kind)
             nodes = "1 node" if options.nodes == 1 else f"{options.nodes} nodes"
             rehearses = f", a REHEARSAL of {cluster.rehearses()} on stand-ins" if cluster.rehearses() else ""

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 import subprocess
 from pathlib import Path
@@ -162,6 +163,26 @@ def test_a_rehearsal_trains_on_cpus_and_keeps_the_job_of_the_type():
         assert job["real"] == real["document"]
         assert (job["document"]["procs_per_node"], job["document"]["command"][0], job["ranks"]) == (1, f"{job['op']}_perf", 16)
         assert (value(job, "-g"), job["type"]) == ("8", kind)
+
+
+@pytest.mark.parametrize("launcher", ["pytorchjob", "jobset", "mpijob"])
+def test_a_rehearsal_on_kubernetes_measures_on_cpus_and_keeps_the_jobs_of_the_type(launcher):
+    have = nodes("p5.48xlarge", "p5.48xlarge")
+    image = {"image": "a/b:1"}
+    parts = fleet.parts(list(have), have, rehearsed=list(have))
+    [job] = fleet.collectives(parts, {"max_bytes": "16M"}, image, "", launcher)
+    real = fleet.collectives(fleet.parts(list(have), have), {"max_bytes": "16M"}, image, "", launcher)
+    assert (value(job, "--backend"), job["type"], job["ranks"], job["document"]["launcher"]["kind"]) == ("gloo", "", 2, launcher)
+    assert job["real"] == [each["document"] for each in real] and len(real) == 6
+    files = real_files(job["real"], {"rehearsal": True, "instance_type": "p5.48xlarge"})
+    assert json.loads(files["real.json"]) == job["real"]
+    items = json.loads(files["real.manifest.json"])["items"]
+    assert [each["kind"] for each in items] == ["MPIJob"] * 6
+    assert '"memory": "1878206Mi"' in files["real.manifest.json"]
+    # Nothing of the type's would run where nodes have no GPUs of NVIDIA.
+    neuron = nodes("trn1.32xlarge")
+    [job] = fleet.collectives(fleet.parts(list(neuron), neuron, rehearsed=list(neuron)), {}, image, "", launcher)
+    assert job["real"] == [] and real_files(job["real"]) == real_files(None) == {}
 
 
 @pytest.mark.parametrize("kind", ["", "p5.48xlage", "trn1.32xlarge"])

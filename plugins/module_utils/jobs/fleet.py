@@ -5,7 +5,7 @@
 
 A job runs on one type, so a fleet of several types has jobs for each. The nodes of a rehearsal have the devices of their type and no
 GPU: they train the small model on their CPUs, and `real` is the document that nodes of the type would run.
-On Kubernetes they measure on their CPUs, too, because pods have no stand-in of nccl-tests. One job has all collectives, so `real` is a list.
+On Kubernetes they measure on their CPUs, too, because pods have no stand-in of nccl-tests. One job has all collectives; `real` is a list.
 """
 
 from __future__ import annotations

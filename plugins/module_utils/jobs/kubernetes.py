@@ -151,7 +151,7 @@ def _resources(document, target):
                 % (document["name"], cpus, have["name"], have["vcpus"])
             )
         if target["rehearsal"]:
-            resources = {**resources, "requests": {"cpu": str(cpus)}}
+            resources = {**resources, "requests": {"cpu": "1"}}
     else:
         resources = {"requests": {"cpu": str(cpus)}}
     return resources, catalogue.shared_memory_mib(have, gpus)

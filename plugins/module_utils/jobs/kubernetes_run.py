@@ -162,24 +162,25 @@ class Kubernetes(jobs.Service):
         }
 
     def _nodes_have(self):
-        """What each node has free of the devices that the job asks for; "" where this user may not see the nodes and all pods."""
+        """What each node has of the devices that the job asks for, and what is free where this user may see all pods; "" without nodes."""
         limits: dict = next((each["limits"] for each in _mappings(self.manifest) if "limits" in each), {})
         devices = {name: count for name, count in limits.items() if "/" in name}
         alive = {"fieldSelector": "status.phase!=Succeeded,status.phase!=Failed"}
+        asked = (("/api/v1/nodes", {}), ("/api/v1/pods", alive))
         try:
-            answers = [self.request("GET", *what, None, "application/json") for what in (("/api/v1/nodes", {}), ("/api/v1/pods", alive))]
+            nodes, pods = (self.request("GET", path, query, None, "application/json") for path, query in asked)
         except Unreachable:
             return ""
-        if not devices or any(status >= 300 for status, _answer in answers):
+        if nodes[0] >= 300 or not devices:
             return ""
-        nodes, pods = (answer.get("items", []) for _status, answer in answers)
         said = ["each node is asked for " + ", ".join("%s %s" % (count, name) for name, count in devices.items())]
-        for node in sorted(nodes, key=lambda each: each["metadata"]["name"]):
-            title, have = node["metadata"]["name"], node.get("status", {}).get("allocatable", {})
-            own = [each for pod in pods if pod["spec"].get("nodeName") == title for each in pod["spec"]["containers"]]
+        for node in sorted(nodes[1].get("items", []), key=lambda each: each["metadata"]["name"]):
+            title, allocatable = node["metadata"]["name"], node.get("status", {}).get("allocatable", {})
+            own = [each for pod in pods[1].get("items", []) if pod["spec"].get("nodeName") == title for each in pod["spec"]["containers"]]
             for name in devices:
-                taken = sum(int(each.get("resources", {}).get("limits", {}).get(name, 0)) for each in own)
-                said.append("%s has %d of %d %s free" % (title, int(have.get(name, 0)) - taken, int(have.get(name, 0)), name))
+                have = int(allocatable.get(name, 0))
+                free = have - sum(int(each.get("resources", {}).get("limits", {}).get(name, 0)) for each in own)
+                said.append("%s has %s %s" % (title, "%d of %d free" % (free, have) if pods[0] < 300 else have, name))
         return ", ".join(said)
 
     def _times(self, found, pods, condition):
