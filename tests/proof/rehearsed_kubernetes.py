@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -143,10 +144,13 @@ def test_the_jobs_of_the_type_are_kept_beside_those_that_ran(site: Site) -> None
     assert [each["kind"] for each in items] == ["MPIJob"]
 
 
+def stand_ins() -> list[dict[str, Any]]:
+    """The pods of the stand-in."""
+    return json.loads(kubectl("--namespace=kube-system", "get", "pods", f"--selector=app={rehearsal.PLUGIN}", "--output=json"))["items"]
+
+
 def test_the_stand_in_is_a_labelled_pod_on_each_node(site: Site) -> None:
-    pods = json.loads(kubectl("--namespace=kube-system", "get", "pods", "--selector", f"app={rehearsal.PLUGIN}", "--output", "json"))[
-        "items"
-    ]
+    pods = stand_ins()
     assert sorted(pod["spec"]["nodeName"] for pod in pods) == ["node1", "node2"]
     assert {pod["metadata"]["annotations"]["muster/rehearses"] for pod in pods} == {TYPE}
     log = kubectl("--namespace=kube-system", "logs", pods[0]["metadata"]["name"])
@@ -193,7 +197,7 @@ def test_pods_share_no_device_and_one_that_is_too_many_waits(site: Site) -> None
     for name in ("waits", "nine"):
         status = json.loads(kubectl("get", "pod", name, "--output", "json"))["status"]
         assert status["phase"] == "Pending" and "Insufficient nvidia.com/gpu" in status["conditions"][0]["message"], name
-    assert site.playbook("playbooks/job.yml", job=document, verb="stop").returncode == 0
+    kubectl("delete", "pytorchjob", "--selector=muster/job=all")
     kubectl("delete", "pod", "two", "six")
     assert len(given(seen("waits"), "gpus")) == 1
     kubectl("delete", "pod", "none", "waits", "nine")
@@ -219,14 +223,14 @@ def test_a_lost_gpu_leaves_the_node_s_offer_and_fails_the_check(site: Site) -> N
 
 
 def test_a_kubelet_that_starts_anew_learns_its_devices_again(site: Site) -> None:
-    hold = Cluster(NAME).folder / "hold" / "kubelet.node2"
-    hold.touch()
-    pod = f"--namespace=kube-system get pods --selector app={rehearsal.PLUGIN} --field-selector spec.nodeName=node2 --output json".split()
-
     def restarts() -> int:
-        return json.loads(kubectl(*pod))["items"][0]["status"]["containerStatuses"][0]["restartCount"]
+        [pod] = [pod for pod in stand_ins() if pod["spec"]["nodeName"] == "node2"]
+        return pod["status"]["containerStatuses"][0]["restartCount"]
 
     before = restarts()
+    hold = Cluster(NAME).folder / "hold" / "kubelet.node2"
+    hold.touch()
+    time.sleep(2)
     hold.unlink()
     until(lambda: restarts() > before, 60, "the stand-in's next container")
     until(lambda: offers("node2") == rehearsal.allocatable(TYPE), 60, "the devices of node2")
@@ -236,6 +240,6 @@ def test_a_kubelet_that_starts_anew_learns_its_devices_again(site: Site) -> None
 
 
 def test_the_type_of_a_cluster_that_runs_cannot_change(site: Site) -> None:
-    ended = site.playbook("playbooks/local_kubernetes_up.yml", muster_local_type="g5.xlarge")
-    assert ended.returncode != 0
-    assert f"The cluster {NAME} rehearses {TYPE}, and g5.xlarge was asked for; take it down first." in ended.stdout
+    ended = localkube("up", NAME, "--type", "g5.xlarge")
+    assert ended.returncode == 1
+    assert ended.stderr == f"localkube: The cluster {NAME} rehearses {TYPE}, and g5.xlarge was asked for; take it down first.\n"

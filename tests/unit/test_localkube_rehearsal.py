@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""Nodes of localkube that rehearse an instance type, as far as they can be seen without a cluster; tests/proof/kubernetes_rehearsal.py starts one."""
+"""Nodes of localkube that rehearse an instance type, as far as they can be seen without a cluster.
+
+tests/proof/rehearsed_kubernetes.py starts one.
+"""
 
 from __future__ import annotations
 

@@ -166,7 +166,7 @@ class Kubernetes(jobs.Service):
         limits: dict = next((each["limits"] for each in _mappings(self.manifest) if "limits" in each), {})
         devices = {name: count for name, count in limits.items() if "/" in name}
         alive = {"fieldSelector": "status.phase!=Succeeded,status.phase!=Failed"}
-        asked = (("/api/v1/nodes", {}), ("/api/v1/pods", alive))
+        asked: tuple = (("/api/v1/nodes", {}), ("/api/v1/pods", alive))
         try:
             nodes, pods = (self.request("GET", path, query, None, "application/json") for path, query in asked)
         except Unreachable:
