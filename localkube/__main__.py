@@ -2,7 +2,8 @@
 # Copyright: the Muster developers
 """A Kubernetes on this machine, as root.
 
-python -m localkube up NAME [--nodes 2]      starts it, and prints the variable for kubectl, k9s and helm
+python -m localkube up NAME [--nodes 2] [--type p5.48xlarge]
+                                             starts it, and prints the variable for kubectl, k9s and helm
 python -m localkube kubectl NAME get nodes   its own kubectl
 python -m localkube run NAME ctr images ls   a command on its first node
 python -m localkube down NAME                removes it
@@ -14,7 +15,7 @@ import argparse
 import os
 import sys
 
-from localkube import LocalKubeError
+from localkube import LocalKubeError, rehearsal
 from localkube.cluster import Cluster
 from localkube.images import archives, environment
 from localkube.programs import find
@@ -28,6 +29,7 @@ def main(argv: list[str]) -> int:
         each.add_argument("name")
         if verb == "up":
             each.add_argument("--nodes", type=int, default=2)
+            each.add_argument("--type", default="", help="the EC2 instance type that its nodes rehearse (docs/rehearsed_nodes.md)")
             each.add_argument("--label", action="append", default=[], metavar="NAME=VALUE", help="a label of all nodes")
             each.add_argument("--without-trainer", action="store_true", help="without the image of ranks and the environment with torch")
         if verb in ("kubectl", "run"):
@@ -36,12 +38,15 @@ def main(argv: list[str]) -> int:
     try:
         cluster = Cluster(options.name)
         if options.verb == "up":
+            kind = rehearsal.checked(options.type)
             if not options.without_trainer and not cluster.alive():
                 environment(os.environ)
-            images = [] if cluster.alive() else archives(os.environ, trainer=not options.without_trainer)
-            started = cluster.up(options.nodes, images, dict(each.split("=", 1) for each in options.label))
+            stand_in = rehearsal.IMAGE if kind else ""
+            images = [] if cluster.alive() else archives(os.environ, trainer=not options.without_trainer, device_plugin=stand_in)
+            started = cluster.up(options.nodes, images, dict(each.split("=", 1) for each in options.label), kind)
             nodes = "1 node" if options.nodes == 1 else f"{options.nodes} nodes"
-            print(f"# The cluster {options.name} {'is up' if started else 'was up'}, with {nodes}.")
+            rehearses = f", a REHEARSAL of {cluster.rehearses()} on stand-ins" if cluster.rehearses() else ""
+            print(f"# The cluster {options.name} {'is up' if started else 'was up'}, with {nodes}{rehearses}.")
             print(f"export KUBECONFIG={cluster.kubeconfig}")
         elif options.verb == "down":
             print(f"# The cluster {options.name} {'is gone' if cluster.down() else 'was not there'}.")

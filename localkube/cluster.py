@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ansible_collections.muster.fleet.plugins.module_utils.paths import state_dir
-from localkube import LocalKubeError, config
+from localkube import LocalKubeError, config, rehearsal
 from localkube.keeper import remove_cgroups
 from localkube.programs import CLUSTER, DEBIAN, cni_folder, find
 
@@ -54,8 +54,16 @@ class Cluster:
         keeper, inner = (self.folder / "pids").read_text().split()
         return int(keeper), int(inner)
 
-    def up(self, nodes: int, images: list[Path], labels: Mapping[str, str] | None = None) -> bool:
-        """Start the cluster unless it runs; returns whether it was started. Raises LocalKubeError, and then nothing of it runs."""
+    def rehearses(self) -> str:
+        """The instance type that the nodes rehearse, "" for none."""
+        path = self.folder / "type"
+        return path.read_text().strip() if path.exists() else ""
+
+    def up(self, nodes: int, images: list[Path], labels: Mapping[str, str] | None = None, kind: str = "") -> bool:
+        """Start the cluster unless it runs; returns whether it was started. Raises LocalKubeError, and then nothing of it runs.
+
+        kind: the instance type that the nodes rehearse. A cluster that runs keeps its type, and refuses another one.
+        """
         if not 1 <= nodes <= config.MOST_NODES:
             raise LocalKubeError(f"A local cluster has 1 to {config.MOST_NODES} nodes, not {nodes}.")
         if os.geteuid() != 0:
@@ -64,13 +72,19 @@ class Cluster:
             have = len(list(self.folder.glob("n*/kubelet.yaml")))
             if have != nodes:
                 raise LocalKubeError(f"The cluster {self.name} has {have} nodes and {nodes} were asked for; take it down first.")
+            if kind not in ("", self.rehearses()):
+                has = f"rehearses {self.rehearses()}" if self.rehearses() else "rehearses no type"
+                raise LocalKubeError(f"The cluster {self.name} {has}, and {kind} was asked for; take it down first.")
             self.wait()
             return False
-        for name in (*CLUSTER, "coredns", *(each for names in DEBIAN.values() for each in names)):
+        for name in (*CLUSTER, "coredns", *(["device-plugin"] if kind else []), *(each for names in DEBIAN.values() for each in names)):
             find(name, self.env)
         self.down()
         self.folder.mkdir(parents=True, mode=0o700)
-        self.write(nodes, images, labels or {})
+        self.write(nodes, images, {**(labels or {}), **rehearsal.labels(kind)})
+        if kind:
+            rehearsal.write(kind, self.folder / "rehearsal")
+            (self.folder / "type").write_text(f"{kind}\n")
         with (self.folder / "start.log").open("w") as log:
             # Its own session: Ctrl-C ends the command and not the cluster.
             subprocess.Popen(

@@ -202,9 +202,14 @@ exec chroot "$1" /muster/make-venv.sh "$4/$6" /muster/requirements.txt
     return shared / venv_name()
 
 
-def archives(env: Mapping[str, str], trainer: bool = True) -> list[Path]:
-    """All images of a cluster, that of the pods' first process first; of the operators those that are built."""
+def archives(env: Mapping[str, str], trainer: bool = True, device_plugin: str = "") -> list[Path]:
+    """All images of a cluster, that of the pods' first process first; of the operators those that are built.
+
+    device_plugin: the name of the image with the stand-in of the device plugins, for a cluster that rehearses.
+    """
     out = [program_image("pause", "localhost/muster-pause:1", "/pause", "", env)]
+    if device_plugin:
+        out.append(program_image("device-plugin", device_plugin, "/device-plugin", "", env))
     for name in OPERATORS:
         if built(name, env).exists():
             out.append(program_image(name, operator_image(name), "/manager", "65532:65532", env))

@@ -8,6 +8,7 @@ starts the other nodes in namespaces below its own, so that they all end with it
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -16,13 +17,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from localkube import config
+from localkube import config, rehearsal
 from localkube.programs import cni_folder, find
 
 # Settings of the whole machine that a kubelet writes.
 SYSCTLS = ("kernel/panic", "kernel/panic_on_oops", "vm/overcommit_memory", "vm/panic_on_oom")
 # Folders in which a kubelet, containerd or a network plugin leaves files at fixed places.
 COVERED = ("/var/lib", "/var/log", "/opt", "/usr/libexec")
+HUGE_PAGES = "/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages"
 NAMESPACES = ("--mount", "--pid", "--uts", "--ipc", "--fork", "--mount-proc", "--kill-child=SIGKILL")
 BEGAN = time.monotonic()
 
@@ -43,6 +45,7 @@ class Node:
         self.state, self.number, self.nodes = folder, number, nodes
         self.name = f"node{number}"
         self.folder = folder / f"n{number}"
+        self.rehearsal = folder / "rehearsal"  # only there when the nodes rehearse an instance type
         self.kubectl = [find("kubectl", os.environ), "--kubeconfig", folder / "inside.kubeconfig"]
         self.own: set[int] = set()  # programs, which their threads reap
 
@@ -67,6 +70,25 @@ class Node:
                     (over / part).mkdir(parents=True)
                 run("mount", "-t", "overlay", "overlay", "-o", f"lowerdir={folder},upperdir={over}/upper,workdir={over}/work", folder)
         run("mount", "--bind", "/run/state", self.state)
+
+    def rehearse(self) -> None:
+        """Carry what the instance type has: device files, entries in /sys, tools."""
+        # The namespaces of the other nodes begin as a copy of the first node's, which must not have a rehearsal in it yet.
+        others = [self.state / f"n{number}" / "has-namespaces" for number in range(1, self.nodes + 1)]
+        until(lambda: all(each.exists() for each in others))
+        for argv in (rehearsal.cover(), [sys.executable, self.rehearsal / "stand-in", "boot", self.rehearsal]):
+            done = run(*argv, check=False)
+            if done.returncode != 0:
+                sys.exit(f"{self.name} cannot rehearse its type: {done.stderr.strip()}")
+        # The kubelet would count the pages of this machine, which nobody may reserve for a rehearsal. It only reads their number.
+        if os.path.exists(HUGE_PAGES):
+            run("mount", "--bind", self.rehearsal / "huge-pages", HUGE_PAGES)
+
+    def offers_devices(self) -> bool:
+        """Whether the kubelet knows all devices of the type."""
+        said = run(*self.kubectl, "get", f"node/{self.name}", "--output=jsonpath={.status.allocatable}", check=False).stdout
+        wanted = json.loads((self.rehearsal / "allocatable.json").read_text())
+        return wanted.items() <= json.loads(said or "{}").items()
 
     def network(self) -> None:
         run("ip", "link", "set", "lo", "up")
@@ -186,6 +208,7 @@ class Node:
         import socket
 
         socket.sethostname(self.name)
+        (self.folder / "has-namespaces").touch()
         self.mounts()
         self.network()
         for each in ("log", "kubelet"):
@@ -196,6 +219,8 @@ class Node:
         if self.number == 1:
             self.control_plane()
             self.start_others()
+        if self.rehearsal.exists():
+            self.rehearse()
         until(lambda: (self.folder / "pause-is-there").exists() and self.ready())
         self.keep("kube-proxy", f"--config={self.state}/proxy.yaml", f"--hostname-override={self.name}")
         self.keep(
@@ -212,6 +237,11 @@ class Node:
         until(lambda: run(*wait, check=False).returncode == 0)
         until(lambda: run(*self.kubectl, "get", "serviceaccount", "default", check=False).returncode == 0)
         importing.join()
+        if self.rehearsal.exists():
+            plugin = [*self.kubectl, "apply", "--server-side", "--filename", self.rehearsal / "device-plugin.json"]
+            until(lambda: self.number > 1 or run(*plugin, check=False).returncode == 0)
+            self.say("waits for the device plugin")
+            until(self.offers_devices)
         self.say("ready")
         (self.folder / "ready").touch()
 

@@ -17,6 +17,7 @@ KUBERNETES = "1.34.2"
 CLUSTER = ("kubelet", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kube-proxy", "kubectl")
 COREDNS = "1.14.7"
 PAUSE = "1"
+DEVICE_PLUGIN = "1"
 
 
 class Operator(NamedTuple):
@@ -40,6 +41,7 @@ VERSIONS = {
     **dict.fromkeys(CLUSTER, KUBERNETES),
     "coredns": COREDNS,
     "pause": PAUSE,
+    "device-plugin": DEVICE_PLUGIN,
     **{name: each.version for name, each in OPERATORS.items()},
 }
 # Debian packages that have what is not built -> their programs.

@@ -42,6 +42,7 @@ MODULES = {
     "cluster": {name: f"k8s.io/kubernetes/cmd/{name}" for name in CLUSTER},
     "dns": {"coredns": "."},
     "pause": {"pause": "."},
+    "device-plugin": {"device-plugin": "."},
 }
 
 

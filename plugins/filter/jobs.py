@@ -3,9 +3,12 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 from __future__ import annotations
 
+import json
+
 from ansible.errors import AnsibleFilterError
 
 from ansible_collections.muster.fleet.plugins.module_utils.jobs import document, fleet, launchers, sweep, torchrun, workload
+from ansible_collections.muster.fleet.plugins.module_utils.jobs import target as targets
 
 
 def clear(function):
@@ -20,10 +23,24 @@ def clear(function):
     return wrapped
 
 
-def job_script(data):
-    """The batch script of a document that does not run here."""
-    job = document.load(data)
-    return launchers.files(job, document.identity(job), {})["job.sbatch"]
+def real_files(real, target=None):
+    """{file name: text} of what the instance type of a rehearsal would run: the document, and its script or manifest."""
+    if not real:
+        return {}
+    place = {name: value for name, value in (target or {}).items() if name != "rehearsal"}
+    rendered = []
+    for data in real if isinstance(real, list) else [real]:
+        job = document.load(data)
+        files = launchers.files(job, document.identity(job), targets.load(job["launcher"]["kind"], place))
+        rendered.append(next(iter(files.items())))
+    name, text = rendered[0]
+    if isinstance(real, list):
+        text = pretty({"apiVersion": "v1", "kind": "List", "items": [json.loads(each) for _name, each in rendered]})
+    return {"real.json": pretty(real), "real." + name.replace("job.", "", 1): text}
+
+
+def pretty(value):
+    return json.dumps(value, indent=4, sort_keys=True) + "\n"
 
 
 def workload_result(text, chosen, steps=0):
@@ -49,7 +66,7 @@ class FilterModule:
             "collective_jobs": clear(fleet.collectives),
             "training_jobs": clear(fleet.training),
             "carried": carried,
-            "job_script": clear(job_script),
+            "real_files": clear(real_files),
             "workload_result": clear(workload_result),
             "sweep_points": clear(sweep.points),
             "sweep_row": sweep.row,

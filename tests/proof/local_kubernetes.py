@@ -98,6 +98,7 @@ class Site:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.begun: list[subprocess.Popen[str]] = []
+        self.first = ""  # what site.yml said
         self.target: dict[str, Any] = {
             "kubeconfig": str(Cluster(NAME).kubeconfig),
             "context": NAME,
@@ -245,7 +246,7 @@ def test_a_job_that_waits_for_gpus_says_what_the_nodes_have(site: Site) -> None:
 
         said = until(status, 90, "the scheduler's reason")
         assert "PENDING" in said
-        assert "node1 has 0 of 8 nvidia.com/gpu" in said
+        assert "each node is asked for 8 nvidia.com/gpu" in said and "node1 has 0 of 0 free nvidia.com/gpu" in said
         assert site.job(document, "stop", instance_type="p5.48xlarge").returncode == 0
     finally:
         kubectl("label", "node", "--all", "node.kubernetes.io/instance-type-")

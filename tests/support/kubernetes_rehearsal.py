@@ -16,26 +16,9 @@ from typing import Any
 
 from ansible_collections.muster.fleet.plugins.module_utils.containers import rehearsal
 from localkube.cluster import Cluster
+from localkube.rehearsal import cover
 
 ROOT = Path(__file__).parents[2]
-# Where the program, its settings, the stand-ins and their device files go.
-COVERED = ("/etc", "/usr/bin", "/usr/lib", "/usr/local", "/dev")
-COVER = """\
-set -e
-[ ! -e /run/over/health ] || exit 0
-mkdir -p /run/over/health/dev
-mount --rbind /dev /run/over/health/dev
-# Otherwise what is mounted on the one shows in the other.
-mount --make-rprivate /run/over/health/dev
-for folder in "$@"; do
-  over=/run/over/health/layers$folder
-  mkdir -p "$over/upper" "$over/work"
-  mount -t overlay overlay -o "lowerdir=$folder,upperdir=$over/upper,workdir=$over/work" "$folder"
-done
-for each in pts shm mqueue; do
-  [ ! -d "/run/over/health/dev/$each" ] || mount --rbind "/run/over/health/dev/$each" "/dev/$each"
-done
-"""
 
 
 class RehearsedNode:
@@ -44,7 +27,7 @@ class RehearsedNode:
     def __init__(self, cluster: Cluster, number: int) -> None:
         self.cluster, self.name = cluster, f"node{number}"
         self.pid = self._process(number)
-        self.run("sh", "-c", COVER, "cover", *COVERED)
+        self.run(*cover())
 
     def _process(self, number: int) -> int:
         """Process 1 of the node as this machine numbers it."""

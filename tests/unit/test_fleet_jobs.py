@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 import subprocess
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 import yaml
 from ansible.errors import AnsibleFilterError
 
-from ansible_collections.muster.fleet.plugins.filter.jobs import FilterModule, job_script
+from ansible_collections.muster.fleet.plugins.filter.jobs import FilterModule, real_files
 from ansible_collections.muster.fleet.plugins.module_utils.hardware import catalogue
 from ansible_collections.muster.fleet.plugins.module_utils.jobs import document as documents
 from ansible_collections.muster.fleet.plugins.module_utils.jobs import fleet
@@ -113,7 +114,7 @@ def test_nodes_that_failed_get_no_job_and_their_type_keeps_its_partition():
     [job] = training("p5.48xlarge", "g5.xlarge", "p5.48xlarge", hosts=["node-1"])
     launcher = job["document"]["launcher"]
     assert (job["document"]["nodes"], launcher["partition"], launcher["options"]) == (1, "p5.48xlarge", {"exclude": "node-3"})
-    assert "#SBATCH --exclude=node-3\n" in job_script(job["document"])
+    assert "#SBATCH --exclude=node-3\n" in real_files(job["document"])["real.sbatch"]
     for job in collectives("", "", "", hosts=["node-2", "node-3"]):
         assert job["document"]["launcher"]["options"] == {"exclude": "node-1"}
 
@@ -164,6 +165,26 @@ def test_a_rehearsal_trains_on_cpus_and_keeps_the_job_of_the_type():
         assert (value(job, "-g"), job["type"]) == ("8", kind)
 
 
+@pytest.mark.parametrize("launcher", ["pytorchjob", "jobset", "mpijob"])
+def test_a_rehearsal_on_kubernetes_measures_on_cpus_and_keeps_the_jobs_of_the_type(launcher):
+    have = nodes("p5.48xlarge", "p5.48xlarge")
+    image = {"image": "a/b:1"}
+    parts = fleet.parts(list(have), have, rehearsed=list(have))
+    [job] = fleet.collectives(parts, {"max_bytes": "16M"}, image, "", launcher)
+    real = fleet.collectives(fleet.parts(list(have), have), {"max_bytes": "16M"}, image, "", launcher)
+    assert (value(job, "--backend"), job["type"], job["ranks"], job["document"]["launcher"]["kind"]) == ("gloo", "", 2, launcher)
+    assert job["real"] == [each["document"] for each in real] and len(real) == 6
+    files = real_files(job["real"], {"rehearsal": True, "instance_type": "p5.48xlarge"})
+    assert json.loads(files["real.json"]) == job["real"]
+    items = json.loads(files["real.manifest.json"])["items"]
+    assert [each["kind"] for each in items] == ["MPIJob"] * 6
+    assert '"memory": "1878206Mi"' in files["real.manifest.json"]
+    # Nothing of the type's would run where nodes have no GPUs of NVIDIA.
+    neuron = nodes("trn1.32xlarge")
+    [job] = fleet.collectives(fleet.parts(list(neuron), neuron, rehearsed=list(neuron)), {}, image, "", launcher)
+    assert job["real"] == [] and real_files(job["real"]) == real_files(None) == {}
+
+
 @pytest.mark.parametrize("kind", ["", "p5.48xlage", "trn1.32xlarge"])
 def test_a_gpu_node_of_an_unknown_type_is_refused(kind):
     parts = FilterModule().filters()["fleet_parts"]
@@ -194,7 +215,7 @@ def test_every_type_has_valid_jobs_and_a_model_that_fits(kind):
 
 def test_the_script_of_the_type():
     [job] = training("p5.48xlarge", "p5.48xlarge", rehearsed=["node-1", "node-2"])
-    script = job_script(job["real"])
+    script = real_files(job["real"])["real.sbatch"]
     for line in ("#SBATCH --nodes=2", "#SBATCH --ntasks-per-node=8", "#SBATCH --gpus-per-node=8", "#SBATCH --cpus-per-task=24"):
         assert line + "\n" in script
     assert "--backend nccl" in script

@@ -29,6 +29,7 @@ class Server:
         self.objects: dict[str, dict] = {"/api/v1/namespaces/default/persistentvolumeclaims/fsx-claim": {}}
         self.states, self.asked, self.failures = list(states), [], []
         self.pods: list[dict] = []
+        self.everywhere: dict | None = None  # the pods of all namespaces
         self.kinds = {"pytorchjobs", "jobsets", "trainjobs", "mpijobs"}
         # Kueue's answers by the version of its API.
         self.workloads: dict[str, tuple[int, dict]] = {}
@@ -43,6 +44,8 @@ class Server:
         if path.endswith("/log"):
             name = path.split("/")[-2]
             return 200, next(pod["log"] for pod in self.pods if pod["metadata"]["name"] == name)
+        if path == "/api/v1/pods":
+            return (200, self.everywhere) if self.everywhere else (403, {"message": "pods is forbidden"})
         if path.endswith("/pods"):
             return 200, {"items": self.pods}
         parts = path.split("/")
@@ -99,17 +102,20 @@ class Clock:
         self.now += seconds
 
 
-def service(server: Server, folder: Path, kind: str, timeout: int = 400, queue: str = "") -> Kubernetes:
+def service(server: Server, folder: Path, kind: str, timeout: int = 400, **place: str) -> Kubernetes:
+    """The service of a job in a target that has `place`."""
     document = job.load(HELLO, kind)
     identity, clock = job.identity(document), Clock()
-    manifest = kubernetes.render(document, identity, target.load(kind, {"queue": queue} if queue else {}))
+    manifest = kubernetes.render(document, identity, target.load(kind, place))
     common = {"name": "hello", "identity": identity, "store": jobs.Store(str(folder / "job")), "timeout": timeout, "poll": 5}
     common |= {"pending_timeout": 60, "sleep": clock.sleep, "clock": clock}
     return Kubernetes(request=server, manifest=manifest, document=document, **common)
 
 
-def bring(server: Server, folder: Path, kind: str = "pytorchjob", timeout: int = 400, queue: str = "", **options: Any) -> Any:
-    made = service(server, folder, kind, timeout, queue)
+def bring(
+    server: Server, folder: Path, kind: str = "pytorchjob", timeout: int = 400, place: dict[str, str] | None = None, **options: Any
+) -> Any:
+    made = service(server, folder, kind, timeout, **(place or {}))
     return jobs.bring(made, **{"state": "finished", "files": {"job.json": "{}"}, **options})
 
 
@@ -225,8 +231,8 @@ WAITS = [
 def test_a_job_in_a_queue_of_kueue_says_what_kueue_says(tmp_path: Path, workload: dict, said: str, version: str) -> None:
     server = Server(([], None))
     server.workloads = {version: (200, {"items": [workload]})}
-    bring(server, tmp_path, "jobset", state="submitted", queue="team")
-    assert bring(server, tmp_path, "jobset", state="queried", queue="team")[1]["reason"] == said
+    bring(server, tmp_path, "jobset", state="submitted", place={"queue": "team"})
+    assert bring(server, tmp_path, "jobset", state="queried", place={"queue": "team"})[1]["reason"] == said
     asked = [query for _method, path, query in server.asked if path.endswith("/workloads")]
     assert asked[-1] == {"labelSelector": "kueue.x-k8s.io/job-uid=u-1"}
 
@@ -236,8 +242,8 @@ def test_a_cluster_or_user_without_kueue_says_nothing_of_it(tmp_path: Path) -> N
         server = Server(([], None))
         server.workloads = workloads
         folder = tmp_path / f"{queue}{len(workloads)}"
-        bring(server, folder, "jobset", state="submitted", queue=queue)
-        assert bring(server, folder, "jobset", state="queried", queue=queue)[1]["reason"] == "None"
+        bring(server, folder, "jobset", state="submitted", place={"queue": queue})
+        assert bring(server, folder, "jobset", state="queried", place={"queue": queue})[1]["reason"] == "None"
         assert any(path.endswith("/workloads") for _method, path, _query in server.asked) == bool(queue)
 
 
@@ -270,6 +276,28 @@ def test_a_pod_that_waits_for_gpus_is_left_and_says_why(tmp_path: Path) -> None:
         bring(server, tmp_path, timeout=200)
     found = bring(server, tmp_path, state="queried")[1]
     assert (found["ready"], found["reason"], server.count("DELETE")) == (0, says, 0)
+
+
+def test_a_pod_that_waits_for_gpus_says_what_each_node_has_free(tmp_path: Path) -> None:
+    says = "0/2 nodes are available: 2 Insufficient nvidia.com/gpu."
+    unscheduled = {"conditions": [{"type": "PodScheduled", "status": "False", "message": says}]}
+    server = Server(([pod(0, "Pending", **unscheduled), pod(1, "Pending")], None))
+    allocatable = {"nvidia.com/gpu": "8", "vpc.amazonaws.com/efa": "32"}
+    nodes = [("node2", {}), ("node1", allocatable)]
+    server.objects["/api/v1/nodes"] = {"items": [{"metadata": {"name": name}, "status": {"allocatable": have}} for name, have in nodes]}
+    busy = pod(0, node="node1")
+    busy["spec"]["containers"] = [{"resources": {"limits": {"nvidia.com/gpu": "4"}}}, {"resources": {"limits": {"nvidia.com/gpu": 2}}}, {}]
+    asked = bring(server, tmp_path, state="submitted", place={"instance_type": "p5.48xlarge"})
+    server.everywhere = {"items": [busy]}
+    said = bring(server, tmp_path, state="queried", place={"instance_type": "p5.48xlarge"})[1]["reason"]
+    assert said == says + (
+        "; each node is asked for 8 nvidia.com/gpu, 32 vpc.amazonaws.com/efa, node1 has 2 of 8 free nvidia.com/gpu, "
+        "node1 has 32 of 32 free vpc.amazonaws.com/efa, node2 has 0 of 0 free nvidia.com/gpu, node2 has 0 of 0 free vpc.amazonaws.com/efa"
+    )
+    # This user may not see the pods of others.
+    server.everywhere = None
+    assert "node1 has 8 nvidia.com/gpu, " in bring(server, tmp_path, state="queried", place={"instance_type": "p5.48xlarge"})[1]["reason"]
+    assert asked[0] is True
 
 
 def test_a_job_that_somebody_deleted_is_said_so(tmp_path: Path) -> None:

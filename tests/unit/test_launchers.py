@@ -164,6 +164,10 @@ def test_a_pod_has_the_devices_volumes_and_environment_of_its_type_and_stack(kin
         '"activeDeadlineSeconds": 5400',
     ):
         assert part in text, part
+    assert '"requests": {"cpu": "172", "memory": "1878206Mi"}' in text
+    # A rehearsal has the type's devices, and CPUs and memory of this machine.
+    pod = json.dumps(kubernetes.render(document, identity, aim(kind, rehearsal=True)))
+    assert '"nvidia.com/gpu": 8, "vpc.amazonaws.com/efa": 32, "hugepages-2Mi": "5120Mi"}, "requests": {"cpu": "1"}' in pod
     # Kubernetes would replace $(NAME) in a word and a value.
     assert '"a $$(b) c"' in text
     assert '"$$(HOME)", "it\'s $$$$"' in text
@@ -216,6 +220,9 @@ def test_what_a_launcher_cannot_do_is_refused_by_one_sentence(kind: str, change:
         ("jobst", {}, "The launcher jobst is unknown; did you mean jobset?"),
         ("jobset", {"namspace": "x"}, "muster_target has the unknown field namspace for jobset; did you mean namespace?"),
         ("jobset", {"namespace": 1}, "muster_target.namespace must be text, not 1"),
+        ("jobset", {"rehearsal": "yes"}, "muster_target.rehearsal must be true or false, not 'yes'"),
+        ("batch", {"memory_mib": True}, "muster_target.memory_mib must be a whole number, not True"),
+        ("batch", {"rehearsal": True}, "muster_target has the unknown field rehearsal for batch"),
         ("batch", {}, "muster_target has no queue, which batch needs"),
         ("jobset", {"instance_type": "p5.49xlarge"}, "The catalogue has no instance type p5.49xlarge; the nearest are p5.4"),
         ("jobset", {"secrets": {"T": "hunter2"}}, "muster_target: the secret T must be a reference"),

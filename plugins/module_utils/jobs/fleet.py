@@ -5,6 +5,7 @@
 
 A job runs on one type, so a fleet of several types has jobs for each. The nodes of a rehearsal have the devices of their type and no
 GPU: they train the small model on their CPUs, and `real` is the document that nodes of the type would run.
+On Kubernetes they measure on their CPUs, too, because pods have no stand-in of nccl-tests. One job has all collectives; `real` is a list.
 """
 
 from __future__ import annotations
@@ -154,12 +155,20 @@ def collectives(fleet, asked, trainer, prefix="", kind="slurm"):
     type: whose bandwidths the job must reach, "" without GPUs; skip: why nothing is measured, "" otherwise.
     inspector: {run: whether NCCL's inspector runs, reason: why it does not although the user asked}.
     """
-    return [
-        job
-        for part in fleet
-        for want in combinations(part, {**settings(part["have"])[0], **asked})
-        for job in _collectives(part, want, trainer, prefix or NCCL_TESTS, kind)
-    ]
+    out = []
+    for part in fleet:
+        real = [
+            job
+            for want in combinations(part, {**settings(part["have"])[0], **asked})
+            for job in _collectives(part, want, trainer, prefix or NCCL_TESTS, kind)
+        ]
+        if part["rehearsed"] and kind in KUBERNETES:
+            documents = [job["real"] for job in real if job["real"]]
+            for want in combinations(part, {**COLLECTIVES, **asked, "backend": "gloo"}):
+                out += [{**job, "real": documents} for job in _collectives(part, want, trainer, "", kind)]
+        else:
+            out += real
+    return out
 
 
 def _collectives(part, want, trainer, prefix, kind):

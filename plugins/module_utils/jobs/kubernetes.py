@@ -153,6 +153,8 @@ def _resources(document, target):
                 "Job %s wants %d CPUs on each node, and %s has %d; lower procs_per_node or cpus_per_proc."
                 % (document["name"], cpus, have["name"], have["vcpus"])
             )
+        if target["rehearsal"]:
+            resources = {**resources, "requests": {"cpu": "1"}}
     else:
         resources = {"requests": {"cpu": str(cpus)}}
     return resources, catalogue.shared_memory_mib(have, gpus)

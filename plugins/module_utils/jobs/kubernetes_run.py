@@ -167,19 +167,26 @@ class Kubernetes(jobs.Service):
         }
 
     def _nodes_have(self):
-        """What each node has of the devices that the job asks for; "" where this user may not see the nodes."""
+        """What each node has of the devices that the job asks for, and what is free where this user may see all pods; "" without nodes."""
         limits: dict = next((each["limits"] for each in _mappings(self.manifest) if "limits" in each), {})
         devices = {name: count for name, count in limits.items() if "/" in name}
+        alive = {"fieldSelector": "status.phase!=Succeeded,status.phase!=Failed"}
+        asked: tuple = (("/api/v1/nodes", {}), ("/api/v1/pods", alive))
         try:
-            status, answer = self.request("GET", "/api/v1/nodes", {}, None, "application/json")
+            nodes, pods = (self.request("GET", path, query, None, "application/json") for path, query in asked)
         except Unreachable:
             return ""
-        if status >= 300 or not devices:
+        if nodes[0] >= 300 or not devices:
             return ""
-        have = {each["metadata"]["name"]: each.get("status", {}).get("allocatable", {}) for each in answer.get("items", [])}
-        return ", ".join(
-            "%s has %s of %s %s" % (node, have[node].get(name, 0), count, name) for node in sorted(have) for name, count in devices.items()
-        )
+        said = ["each node is asked for " + ", ".join("%s %s" % (count, name) for name, count in devices.items())]
+        for node in sorted(nodes[1].get("items", []), key=lambda each: each["metadata"]["name"]):
+            title, allocatable = node["metadata"]["name"], node.get("status", {}).get("allocatable", {})
+            own = [each for pod in pods[1].get("items", []) if pod["spec"].get("nodeName") == title for each in pod["spec"]["containers"]]
+            for name in devices:
+                have = int(allocatable.get(name, 0))
+                free = have - sum(int(each.get("resources", {}).get("limits", {}).get(name, 0)) for each in own)
+                said.append("%s has %s %s" % (title, "%d of %d free" % (free, have) if pods[0] < 300 else have, name))
+        return ", ".join(said)
 
     def _queue_says(self, found):
         """Why Kueue does not admit the job; "" for a job without a queue, and where this user may not see the workloads."""

@@ -21,6 +21,7 @@ KUBERNETES_FIELDS: dict[str, Any] = {
     "queue": "",
     "claim": "fsx-claim",
     "service_account": "",
+    "rehearsal": False,  # the nodes are of localkube and have the devices of instance_type, with CPUs and memory of this machine
 }
 TARGETS: dict[str, dict[str, Any]] = {
     "slurm": {},
@@ -36,7 +37,7 @@ TARGETS: dict[str, dict[str, Any]] = {
 NEEDED = {"batch": ("queue",), "sagemaker": ("role", "output", "instance_type"), "torchrun": ("hosts",)}
 # Where a container sees the volume of checkpoints.
 CHECKPOINTS_AT = {**dict.fromkeys(KUBERNETES, "/checkpoints"), "batch": "/checkpoints", "sagemaker": "/opt/ml/checkpoints"}
-TYPES = {str: "text", int: "a whole number", list: "a list", dict: "a mapping"}
+TYPES = {str: "text", bool: "true or false", int: "a whole number", list: "a list", dict: "a mapping"}
 
 
 def load(kind, data):
@@ -54,7 +55,7 @@ def load(kind, data):
     for field, default in fields.items():
         value = data.get(field)
         value = copy.deepcopy(default) if value is None else value
-        if not isinstance(value, type(default)) or isinstance(value, bool):
+        if not isinstance(value, type(default)) or isinstance(value, bool) != isinstance(default, bool):
             raise JobError("muster_target.%s must be %s, not %r." % (field, TYPES[type(default)], value))
         target[field] = value
     for field in NEEDED.get(kind, ()):
