@@ -65,6 +65,7 @@ watch = importlib.util.module_from_spec(importlib.util.spec_from_loader("watch",
 loader.exec_module(watch)
 print(json.dumps([watch.ask("query", query=each)["result"] for each in json.load(open("/run/queries.json"))]))
 """
+PERIOD = 10  # seconds after which the targets follow Slurm's nodes
 TEXTFILES = "/var/lib/prometheus/node-exporter"
 # Alarms that a test waits for hold for seconds instead of minutes.
 QUICK = {
@@ -116,7 +117,7 @@ class Fleet:
         self.inventory = inventory
         self.env = {**os.environ, "XDG_STATE_HOME": str(folder / "state"), "PWD": str(folder), "ANSIBLE_NOCOLOR": "1"}
         self.state = state_dir(name, self.env)
-        self.settings: dict[str, object] = {"monitoring_interval": "5s", "monitoring_alarms": QUICK}
+        self.settings: dict[str, object] = {"monitoring_interval": "5s", "monitoring_alarms": QUICK, "monitoring_discovery_seconds": PERIOD}
 
     def play(self, playbook: str, *extra: str, **variables: object) -> subprocess.CompletedProcess:
         given = {"muster_fleet": self.name, "muster_monitoring": True, "muster_components": COMPONENTS, **self.settings, **variables}
@@ -292,10 +293,41 @@ def test_disk_full(fleet: Fleet) -> None:
     told(fleet, "MusterDiskFull", "resolved", **disk)
 
 
+def nodes(fleet: Fleet) -> set[str]:
+    """The instances that Prometheus scrapes as nodes."""
+    return {each["metric"]["instance"] for each in fleet.query('up{job="node"}')}
+
+
+def test_nodes_that_slurm_gains_and_loses_are_targets_and_are_none(fleet: Fleet) -> None:
+    """No playbook runs. The new node is another name of compute-2, so that an exporter answers there."""
+    conf = "/etc/slurm/slurm.conf"
+    address = fleet.sh("compute-2", "hostname -I").split()[0]
+    more = f"NodeName=later-1 NodeAddr={address} Features=p5.48xlarge CPUs=1 State=UNKNOWN\nNodeName=later-2 CPUs=1 State=CLOUD"
+    fleet.sh("controller-1", f"cp -p {conf} /run/slurm.conf; printf '{more}\n' >>{conf}; scontrol reconfigure")
+    try:
+        wait_for("the new node", lambda: fleet.query('up{job="node",instance="later-1",instance_type="p5.48xlarge"} == 1'), 2 * PERIOD + 15)
+        assert "POWERED_DOWN" in fleet.sh("controller-1", "scontrol show node later-2")
+        assert nodes(fleet) == {*NODES, "later-1"}
+    finally:
+        fleet.sh("controller-1", f"cp -p /run/slurm.conf {conf}; scontrol reconfigure")
+    wait_for("its end", lambda: nodes(fleet) == set(NODES), 2 * PERIOD + 15)
+    wait_for("all targets", lambda: fleet.run("controller-1", f"{WATCH} targets --expected 4 --discovered").code == 0)
+
+
 def test_slurmctld_down(fleet: Fleet) -> None:
+    """Targets stay as they are, and Prometheus knows since when the list is old."""
+    written = "cat /var/lib/prometheus/muster-targets/*.json"
+    before = fleet.sh("controller-1", written)
     fleet.sh("controller-1", "systemctl stop slurmctld")
     try:
         has_its_text(fleet, "MusterSlurmctldDown", instance="controller-1")
+        asked = f"{WATCH} discovered --within {3 * PERIOD}"
+        refused = wait_for("the check", lambda: (done := fleet.run("controller-1", asked)).code and done)
+        assert "The targets last followed Slurm's nodes " in refused.stderr
+        assert fleet.sh("controller-1", written) == before and nodes(fleet) == set(NODES)
+        assert float(fleet.query("time() - muster_discovery_last_success_time_seconds")[0]["value"][1]) > 3 * PERIOD - 10
+        said = "journalctl -u muster-discovery | grep 'Prometheus knows no node of Slurm'"
+        wait_for("the reason", lambda: fleet.run("controller-1", said).code == 0)
     finally:
         fleet.sh("controller-1", "systemctl start slurmctld")
     told(fleet, "MusterSlurmctldDown", "resolved", instance="controller-1")
@@ -329,7 +361,7 @@ def test_another_password_is_named(fleet: Fleet) -> None:
     other = "$2b$10$abcdefghijklmnopqrstuuG1b1V2a3b4c5d6e7f8g9h0i1j2k3l4m5n"
     fleet.sh("compute-2", f"""cp -p {web} /run/web.yml; sed -i 's/"muster": "[^"]*/"muster": "{other}/' {web}""")
     try:
-        asked = f"{WATCH} targets --expected 7"
+        asked = f"{WATCH} targets --expected 4 --discovered"
         found = wait_for("the refusal", lambda: (done := fleet.run("controller-1", asked)).code and done)
         assert "node of compute-2 (server returned HTTP status 401 Unauthorized)" in found.stderr + found.stdout
     finally:
@@ -341,7 +373,7 @@ def test_prometheus_killed_loses_nothing(fleet: Fleet) -> None:
     before = float(fleet.query('count_over_time(up{job="node",instance="compute-1"}[1h])')[0]["value"][1])
     for unit in ("prometheus", "muster-exporter", "prometheus-node-exporter"):
         fleet.sh("controller-1", f"systemctl kill --signal=KILL {unit}")
-    wait_for("all targets", lambda: fleet.run("controller-1", f"{WATCH} targets --expected 7").code == 0)
+    wait_for("all targets", lambda: fleet.run("controller-1", f"{WATCH} targets --expected 4 --discovered").code == 0)
     after = float(fleet.query('count_over_time(up{job="node",instance="compute-1"}[1h])')[0]["value"][1])
     assert after > before
 
@@ -383,6 +415,7 @@ def test_a_controller_without_slurm_is_watched(artifacts) -> None:
     plain.sh("controller-1", "chmod 0700 /fsx/checkpoints-1; chmod 0600 /fsx/checkpoints-1/train.jsonl")
     wait_for("the step of a training", lambda: [each for each in plain.query("muster_training_step") if float(each["value"][1]) > 0])
     assert plain.query("muster_slurm_up") == []
+    assert plain.run("controller-1", "systemctl cat muster-discovery.timer").code != 0, "nothing follows Slurm where there is none"
     assert plain.sh("controller-1", f"{WATCH} rules") == f"all {len(alarms.ALARMS)} rules are evaluated"
 
 

@@ -508,6 +508,18 @@ ALARMS = (
         {series("prometheus_tsdb_wal_writes_failed_total"): "0x30", series("prometheus_tsdb_compactions_failed_total"): "0x30"},
     ),
     Alarm(
+        "MusterDiscoveryStale",
+        "monitoring",
+        "warning",
+        "time() - muster_discovery_last_success_time_seconds > {value}",
+        "The targets of Prometheus on {{ $labels.instance }} have not followed Slurm's nodes for {{ $value | humanizeDuration }}.",
+        "Nodes that came since are not watched, and nodes that went are still targets. Read journalctl -u muster-discovery on the "
+        "monitoring host for the reason, and run `scontrol ping` on the controller.",
+        {series("muster_discovery_last_success_time_seconds"): "0x30"},
+        {series("muster_discovery_last_success_time_seconds"): "0+60x30"},
+        value=600,
+    ),
+    Alarm(
         "MusterRetentionBySize",
         "monitoring",
         "info",
