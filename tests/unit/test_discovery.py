@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import socket
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -98,53 +99,93 @@ def addresses(settings: dict[str, Any], job: str = "node") -> dict[str, str]:
     return {each["labels"]["instance"]: each["targets"][0] for each in entries}
 
 
+def follow(settings: dict[str, Any], result: Any, now: int, textfile: str, quiet: tuple[str, ...] = ()) -> str:
+    """As the program does it; nothing listens at the endpoints in quiet."""
+    return muster_discovery.follow(settings, result, now, lambda address: "%s:%d" % address not in quiet, textfile)
+
+
 STILL = [slurm("compute-1", "IDLE"), slurm("compute-2", "ALLOCATED")]
 
 
 def test_recorded_nodes_of_slurm_24_11_are_the_inventory_s_targets(settings, textfile) -> None:
-    said = muster_discovery.follow(settings, answer(*RECORDED), NOW, textfile)
+    said = follow(settings, answer(*RECORDED), NOW, textfile)
     assert said == "2 of Slurm's 2 nodes are on; new targets for node, efa, dcgm"
     assert addresses(settings) == {"compute-1.site": "10.0.0.3:9100", "compute-2": "[fd00::4]:9100"}
     assert addresses(settings, "efa") == {"compute-1.site": "10.0.0.3:9109"}
     static = json.loads(rendered()["f-node.json"]) + json.loads(Path(muster_discovery.target_file(settings, "node")).read_text())
     plain = json.loads(rendered(discovery=False)["f-node.json"])
     assert sorted(static, key=str) == sorted(plain, key=str), "the same targets by another way"
-    assert muster_discovery.follow(settings, answer(*RECORDED), NOW + 60, textfile).endswith("; no change")
+    assert follow(settings, answer(*RECORDED), NOW + 60, textfile).endswith("; no change")
     assert muster_discovery.succeeded(textfile) == NOW + 60
 
 
 def test_hosts_that_are_no_node_of_slurm_stay(settings, textfile) -> None:
     """The controller runs jobs too; its targets are the inventory's, whatever Slurm says."""
     nodes = [*STILL, slurm("controller-1", "IDLE", "POWERED_DOWN"), slurm("login-1", "IDLE")]
-    muster_discovery.follow(settings, answer(*nodes), NOW, textfile)
+    follow(settings, answer(*nodes), NOW, textfile)
     assert set(addresses(settings)) == {"compute-1.site", "compute-2"}
     assert {each["labels"]["instance"] for each in json.loads(rendered()["f-node.json"])} == {"controller-1", "login-1"}
 
 
 def test_a_node_comes_and_goes(settings, textfile) -> None:
     cloud = {"address": "10.0.9.9", "features": ["p5.48xlarge"]}
-    muster_discovery.follow(settings, answer(*STILL, slurm("gpu-1", "IDLE", "CLOUD", "POWERED_DOWN")), NOW, textfile)
+    follow(settings, answer(*STILL, slurm("gpu-1", "IDLE", "CLOUD", "POWERED_DOWN")), NOW, textfile)
     assert set(addresses(settings)) == {"compute-1.site", "compute-2"}
-    muster_discovery.follow(settings, answer(*STILL, slurm("gpu-1", "ALLOCATED", "CLOUD", "POWERING_UP", **cloud)), NOW, textfile)
+    follow(settings, answer(*STILL, slurm("gpu-1", "ALLOCATED", "CLOUD", "POWERING_UP", **cloud)), NOW, textfile)
     assert "gpu-1" not in addresses(settings), "its exporters do not run yet"
-    muster_discovery.follow(settings, answer(*STILL, slurm("gpu-1", "ALLOCATED", "CLOUD", **cloud)), NOW, textfile)
+    follow(settings, answer(*STILL, slurm("gpu-1", "ALLOCATED", "CLOUD", **cloud)), NOW, textfile)
     assert addresses(settings)["gpu-1"] == "10.0.9.9:9100"
     assert addresses(settings, "efa")["gpu-1"] == "10.0.9.9:9109" and addresses(settings, "dcgm")["gpu-1"] == "10.0.9.9:9400"
     [entry] = [each for each in json.loads(Path(muster_discovery.target_file(settings, "node")).read_text()) if "gpu" in str(each)]
     assert entry["labels"] == {"fleet": "f", "instance": "gpu-1", "instance_type": "p5.48xlarge"}
-    muster_discovery.follow(settings, answer(slurm("compute-2", "IDLE"), slurm("gpu-1", "IDLE", "CLOUD", "POWERING_DOWN")), NOW, textfile)
+    follow(settings, answer(slurm("compute-2", "IDLE"), slurm("gpu-1", "IDLE", "CLOUD", "POWERING_DOWN")), NOW, textfile)
     assert set(addresses(settings)) == {"compute-2"}, "Slurm has compute-1 no more, and powers gpu-1 down"
+
+
+def unwatched(textfile: str) -> str:
+    [line] = [line for line in Path(textfile).read_text().splitlines() if line.startswith(muster_discovery.UNWATCHED)]
+    return line.partition(" ")[2]
+
+
+def test_a_new_node_is_a_target_when_its_exporter_has_answered(settings, textfile) -> None:
+    """The image of a node that configures itself may have no exporter; that is no node that is down."""
+    nodes = answer(*STILL, slurm("gpu-1", "IDLE", "CLOUD", address="fd00::9", features=["p5.48xlarge"]))
+    none = ("fd00::9:9100", "fd00::9:9109", "fd00::9:9400")
+    said = follow(settings, nodes, NOW, textfile, none)
+    assert said.startswith("3 of Slurm's 3 nodes are on; 1 have no node exporter (gpu-1); new targets")
+    assert "gpu-1" not in addresses(settings) and unwatched(textfile) == "1"
+    follow(settings, nodes, NOW, textfile, none[1:])
+    assert addresses(settings)["gpu-1"] == "[fd00::9]:9100" and "gpu-1" not in addresses(settings, "efa")
+    assert unwatched(textfile) == "0", "a node without EFA's exporter is watched"
+    follow(settings, nodes, NOW, textfile, none)
+    assert "gpu-1" in addresses(settings), "it answered once, so it is down now"
+    follow(settings, answer(*STILL), NOW, textfile)
+    follow(settings, nodes, NOW, textfile, none)
+    assert "gpu-1" not in addresses(settings), "another life of the node"
+
+
+def test_a_node_of_the_inventory_is_a_target_although_it_never_answered(settings, textfile) -> None:
+    follow(settings, answer(*STILL), NOW, textfile, ("10.0.0.3:9100", "fd00::4:9100"))
+    assert set(addresses(settings)) == {"compute-1.site", "compute-2"}
+
+
+def test_a_knock_needs_somebody_who_listens() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = server.getsockname()
+        assert muster_discovery.knock(address)
+    assert not muster_discovery.knock(address)
+    assert not muster_discovery.knock(("no-such-host.invalid", 9100)) and not muster_discovery.knock(("a" * 70, 9100))
 
 
 @pytest.mark.parametrize("states", [["DOWN", "NOT_RESPONDING"], ["DOWN", "CLOUD", "NOT_RESPONDING"], ["IDLE", "DRAIN"], ["UNKNOWN"]])
 def test_a_node_that_is_lost_stays_a_target(settings, textfile, states) -> None:
-    muster_discovery.follow(settings, answer(slurm("compute-2", *states)), NOW, textfile)
+    follow(settings, answer(slurm("compute-2", *states)), NOW, textfile)
     assert set(addresses(settings)) == {"compute-2"}
 
 
 def test_a_node_of_the_inventory_has_slurm_s_address_only_in_the_cloud(settings, textfile) -> None:
     nodes = [slurm("compute-1", "IDLE", "CLOUD", address="10.0.9.9"), slurm("compute-2", "IDLE", address="192.168.0.4")]
-    muster_discovery.follow(settings, answer(*nodes), NOW, textfile)
+    follow(settings, answer(*nodes), NOW, textfile)
     assert addresses(settings) == {"compute-1.site": "10.0.9.9:9100", "compute-2": "[fd00::4]:9100"}
 
 
@@ -165,12 +206,12 @@ BAD: dict[str, tuple[Any, str]] = {
 def test_a_bad_list_changes_nothing_and_says_since_when(settings, textfile, case: str) -> None:
     """One bad entry among good ones, too."""
     result, sentence = BAD[case]
-    muster_discovery.follow(settings, answer(*STILL), NOW, textfile)
+    follow(settings, answer(*STILL), NOW, textfile)
     before = {path.name: path.read_text() for path in Path(settings["folder"]).iterdir()}
     mixed = [result, [*answer(*STILL), *result]] if isinstance(result, list) and result else [result]
     for each in mixed:
         with pytest.raises(muster_discovery.DiscoveryError) as caught:
-            muster_discovery.follow(settings, each, NOW + 600, textfile)
+            follow(settings, each, NOW + 600, textfile)
         assert str(caught.value).startswith(sentence)
         assert {path.name: path.read_text() for path in Path(settings["folder"]).iterdir()} == before
     assert muster_discovery.succeeded(textfile) == NOW
@@ -178,7 +219,7 @@ def test_a_bad_list_changes_nothing_and_says_since_when(settings, textfile, case
 
 def test_until_slurm_has_answered_the_inventory_counts(settings, textfile) -> None:
     with pytest.raises(muster_discovery.DiscoveryError):
-        muster_discovery.follow(settings, [], NOW, textfile)
+        follow(settings, [], NOW, textfile)
     assert set(addresses(settings)) == {"compute-1.site", "compute-2"} and muster_discovery.succeeded(textfile) == 0
     with pytest.raises(muster_discovery.DiscoveryError, match="have never followed Slurm's nodes"):
         muster_discovery.current(settings, 180, NOW, 0, textfile)
@@ -187,7 +228,7 @@ def test_until_slurm_has_answered_the_inventory_counts(settings, textfile) -> No
 def test_the_check_wants_a_list_that_is_new(settings, textfile) -> None:
     with pytest.raises(muster_discovery.DiscoveryError, match="have never followed"):
         muster_discovery.current(settings, 180, NOW, 0, textfile)
-    muster_discovery.follow(settings, answer(*STILL), NOW, textfile)
+    follow(settings, answer(*STILL), NOW, textfile)
     assert muster_discovery.current(settings, 180, NOW + 180, NOW - 5.5, textfile) == "current: 4 targets of Slurm's nodes, 180 s old"
     with pytest.raises(muster_discovery.DiscoveryError, match="last followed Slurm's nodes 181 s ago; look at journalctl"):
         muster_discovery.current(settings, 180, NOW + 181, 0, textfile)
@@ -224,9 +265,8 @@ def test_the_program_waits_for_an_answer_and_gives_up(settings, textfile, monkey
         return {"result": found}
 
     monkeypatch.setattr(WATCH, "ask", ask)
-    monkeypatch.setattr(muster_discovery, "TEXTFILE", textfile)
-    for function in (muster_discovery.follow, muster_discovery.start, muster_discovery.note):
-        monkeypatch.setattr(function, "__defaults__", (textfile,))
+    monkeypatch.setattr(muster_discovery.follow, "__defaults__", (lambda _address: True, textfile))
+    monkeypatch.setattr(muster_discovery.start, "__defaults__", (textfile,))
     assert WATCH.discover(settings, patience=60, pause=0).startswith("2 of Slurm's 2 nodes are on")
     assert asked == [("query", 'muster_slurm_node_on{job="muster",fleet="f"}')] * 3
     with pytest.raises(muster_discovery.DiscoveryError, match="knows no node"):

@@ -520,6 +520,18 @@ ALARMS = (
         value=600,
     ),
     Alarm(
+        "MusterNodesUnwatched",
+        "monitoring",
+        "info",
+        "muster_discovery_unwatched_nodes > {value}",
+        "{{ $value }} nodes of Slurm run without node exporter, so nobody watches them.",
+        "The journal of muster-discovery names five of them. Add the nodes to the inventory and run "
+        "`playbooks/provision.yml` over them. For nodes that live for a job only, raise the alarm's value.",
+        **over("muster_discovery_unwatched_nodes", "", "2x30"),
+        hold="15m",
+        value=0,
+    ),
+    Alarm(
         "MusterRetentionBySize",
         "monitoring",
         "info",

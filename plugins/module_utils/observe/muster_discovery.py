@@ -8,14 +8,17 @@ Settings are what `scrape.discovery` gives. Role monitoring copies this file to 
 
 from __future__ import annotations
 
+import concurrent.futures
 import ipaddress
 import json
 import os
 import re
+import socket
 import tempfile
 
 METRIC = "muster_slurm_node_on"
 SUCCESS = "muster_discovery_last_success_time_seconds"
+UNWATCHED = "muster_discovery_unwatched_nodes"
 # Node exporter of the monitoring host serves it.
 TEXTFILE = "/var/lib/prometheus/node-exporter/muster_discovery.prom"
 NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?", re.ASCII)
@@ -69,11 +72,19 @@ def endpoint(address, port):
     return "%s:%d" % ("[%s]" % address if ":" in address else address, port)
 
 
+def knock(address):
+    """Tell whether something listens at HOST, PORT."""
+    try:
+        socket.create_connection(address, timeout=2).close()
+    except (OSError, UnicodeError):
+        return False
+    return True
+
+
 def targets(settings, nodes):
-    """{job: [file_sd entries]} of Slurm's nodes. nodes: what `nodes_of` gives; None: those of the inventory, until Slurm has answered."""
+    """({job: [file_sd entries]}, {job: [entries of nodes that the inventory lacks]}). nodes: what `nodes_of` gives."""
     out: dict = {job: [] for job in settings["ports"]}
-    if nodes is None:
-        nodes = {name: {"address": "", "features": [], "cloud": False, "on": True} for name in settings["nodes"]}
+    new: dict = {job: [] for job in settings["ports"]}
     for name, node in sorted(nodes.items()):
         # Hosts that are more than a node of Slurm are targets in any case, by the inventory.
         if not node["on"] or name in settings["others"]:
@@ -86,8 +97,24 @@ def targets(settings, nodes):
             # A node of the cloud has another address after each start, and its NodeAddr is its name until then.
             host = {**known, "address": node["address"] if node["cloud"] and is_ip(node["address"]) else known["address"]}
         for job in host["jobs"]:
-            out[job].append({"targets": [endpoint(host["address"], settings["ports"][job])], "labels": host["labels"]})
-    return out
+            (out if known else new)[job].append(entry(settings, host, job))
+    return out, new
+
+
+def entry(settings, host, job):
+    """A host's entry of file_sd."""
+    return {"targets": [endpoint(host["address"], settings["ports"][job])], "labels": host["labels"]}
+
+
+def answered(entries, before, knocks=knock):
+    """Those of the entries that were targets before, or where something listens now."""
+    asked = [each for each in entries if each not in before]
+    with concurrent.futures.ThreadPoolExecutor(32) as pool:
+        # HOST of [HOST]:PORT without its brackets.
+        parts = [each["targets"][0].rpartition(":") for each in asked]
+        found = list(pool.map(knocks, [(host.strip("[]"), int(port)) for host, _colon, port in parts]))
+    quiet = [each for each, good in zip(asked, found) if not good]  # noqa: B905 - strict= is not in Python 3.9
+    return [each for each in entries if each not in quiet]
 
 
 def write(path, text):
@@ -127,33 +154,58 @@ def succeeded(textfile=TEXTFILE):
     return int(found[1]) if found else 0
 
 
-def note(when, textfile=TEXTFILE):
-    """Tell Prometheus when the targets last followed Slurm."""
-    text = "# HELP %s When the targets last followed Slurm's nodes; 0 is never.\n# TYPE %s gauge\n%s %d\n"
-    return write(textfile, text % (SUCCESS, SUCCESS, SUCCESS, when))
+def note(when, unwatched=0, textfile=TEXTFILE):
+    """Tell Prometheus when the targets last followed Slurm, and how many nodes have no node exporter."""
+    lines = []
+    for name, text, value in (
+        (SUCCESS, "When the targets last followed Slurm's nodes; 0 is never.", when),
+        (UNWATCHED, "Nodes that Slurm has, the inventory lacks, and whose node exporter has never answered.", unwatched),
+    ):
+        lines += ["# HELP %s %s" % (name, text), "# TYPE %s gauge" % name, "%s %d" % (name, value)]
+    return write(textfile, "\n".join(lines) + "\n")
 
 
-def follow(settings, result, now, textfile=TEXTFILE):
-    """Bring the files in line with Prometheus' answer; a sentence. A DiscoveryError leaves them, and the time in the metric, as they are."""
+def read(settings, job):
+    """The entries in a job's file; [] when there is none."""
+    try:
+        with open(target_file(settings, job), encoding="utf-8") as file:
+            found = json.load(file)
+    except (OSError, ValueError):
+        return []
+    return found if isinstance(found, list) else []
+
+
+def follow(settings, result, now, knocks=knock, textfile=TEXTFILE):
+    """Bring the files in line with Prometheus' answer; a sentence. A DiscoveryError changes neither the files nor the metric."""
     try:
         nodes = nodes_of(result)
     except DiscoveryError:
         start(settings, textfile)
         raise
-    wanted = targets(settings, nodes)
-    changed = [job for job, entries in wanted.items() if write(target_file(settings, job), json.dumps(entries, indent=1) + "\n")]
-    note(int(now), textfile)
-    on = sum(node["on"] for node in nodes.values())
-    return "%d of Slurm's %d nodes are on; %s" % (on, len(nodes), "new targets for " + ", ".join(changed) if changed else "no change")
+    known, new = targets(settings, nodes)
+    changed, unwatched = [], []
+    for job, entries in known.items():
+        # A node that never answered has no exporter, as its image may have none. One that answered once and no more is down.
+        watched = answered(new[job], read(settings, job), knocks)
+        unwatched += [each["labels"]["instance"] for each in new[job] if job == "node" and each not in watched]
+        wanted = sorted(entries + watched, key=lambda each: each["labels"]["instance"])
+        if write(target_file(settings, job), json.dumps(wanted, indent=1) + "\n"):
+            changed.append(job)
+    note(int(now), len(unwatched), textfile)
+    said = ["%d of Slurm's %d nodes are on" % (sum(node["on"] for node in nodes.values()), len(nodes))]
+    if unwatched:
+        said.append("%d have no node exporter (%s)" % (len(unwatched), ", ".join(unwatched[:5])))
+    return "; ".join([*said, "new targets for " + ", ".join(changed) if changed else "no change"])
 
 
 def start(settings, textfile=TEXTFILE):
     """Until Slurm has answered once, the inventory says which nodes there are."""
-    for job, entries in targets(settings, None).items():
+    for job in settings["ports"]:
         if not os.path.exists(target_file(settings, job)):
+            entries = [entry(settings, host, job) for _name, host in sorted(settings["nodes"].items()) if job in host["jobs"]]
             write(target_file(settings, job), json.dumps(entries, indent=1) + "\n")
     if not os.path.exists(textfile):
-        note(0, textfile)
+        note(0, 0, textfile)
 
 
 def count(settings):
