@@ -47,6 +47,10 @@ FAULTS = {
         ("tests/unit/test_alarms.py", "test_an_alarm_of_one_fleet_is_none_of_another"),
     ],
     "clock of a target is off": [("tests/unit/test_observe_faults.py", "test_a_target_s_clock_dates_no_sample_and_is_told_when_it_is_off")],
+    "Slurm does not answer, or its list of nodes is malformed": [
+        ("tests/unit/test_discovery.py", "test_a_bad_list_changes_nothing_and_says_since_when"),
+        ("tests/proof/observe.py", "test_slurmctld_down"),
+    ],
     "unknown receiver": [
         ("tests/unit/test_alarms.py", "test_faults_of_a_site_are_one_sentence"),
         ("tests/proof/observe.py", "test_a_receiver_that_there_is_not_changes_nothing"),
