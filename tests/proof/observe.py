@@ -73,6 +73,7 @@ QUICK = {
     "MusterDiskFull": {"hold": "2s"},
     "MusterSlurmctldDown": {"hold": "2s"},
     "MusterJobStuck": {"value": 20},
+    "MusterPrometheusStoresNothing": {"value": 40, "hold": "2s"},
 }
 
 
@@ -174,7 +175,10 @@ def wait_for(what: str, found: Callable[[], object], patience: float = 90) -> ob
 @pytest.fixture(scope="module")
 def fleet(artifacts) -> Iterator[Fleet]:
     """The fleet, watched."""
-    nodes = {"controller-1": {"memory": "2560"}, "compute-1": {"type": "p5.48xlarge", "tmpfs": {"/scratch": "64m"}}}
+    nodes = {
+        "controller-1": {"memory": "2560", "tmpfs": {"/metrics": "32m"}},
+        "compute-1": {"type": "p5.48xlarge", "tmpfs": {"/scratch": "64m"}},
+    }
     made = Fleet(artifacts.folder(NAME), NAME, nodes=nodes)
     artifacts.leave(f"fleet {NAME}", lambda: made.play("playbooks/local_down.yml").check_returncode())
     done = made.play("playbooks/local_up.yml")
@@ -378,6 +382,24 @@ def test_prometheus_killed_loses_nothing(fleet: Fleet) -> None:
     wait_for("all targets", lambda: fleet.run("controller-1", f"{WATCH} targets --expected 4 --discovered").code == 0)
     after = float(fleet.query('count_over_time(up{job="node",instance="compute-1"}[1h])')[0]["value"][1])
     assert after > before
+
+
+def test_a_full_disk_of_the_metrics_is_told(fleet: Fleet) -> None:
+    """Prometheus stores no sample then, not even of its failures. It goes on when there is room."""
+    options = "/etc/default/prometheus"
+    move = f"cp -p {options} /run/options; sed -i 's#^ARGS=\"#&--storage.tsdb.path=/metrics #' {options}"
+    fleet.sh("controller-1", f"{move}; chown prometheus /metrics; systemctl restart prometheus")
+    try:
+        wait_for("samples", lambda: fleet.run("controller-1", f"{WATCH} targets --expected 4 --discovered").code == 0)
+        wait_for("its own", lambda: fleet.query("prometheus_tsdb_wal_writes_failed_total"))
+        fleet.run("controller-1", "cat /dev/zero >/metrics/fill")
+        has_its_text(fleet, "MusterPrometheusStoresNothing", instance="controller-1")
+        assert fleet.query("prometheus_tsdb_wal_writes_failed_total")[0]["value"][1] == "0", "the rules see no failure"
+        fleet.sh("controller-1", "rm /metrics/fill")
+        told(fleet, "MusterPrometheusStoresNothing", "resolved", instance="controller-1")
+    finally:
+        fleet.sh("controller-1", f"cp -p /run/options {options}; systemctl restart prometheus")
+    wait_for("all targets", lambda: fleet.run("controller-1", f"{WATCH} targets --expected 4 --discovered").code == 0)
 
 
 def test_second_converge_changes_nothing(fleet: Fleet) -> None:

@@ -29,6 +29,7 @@ FAULTS = {
     "disk of the metrics full": [
         ("tests/unit/test_observe_faults.py", "test_metrics_have_a_size_that_they_do_not_pass_and_a_full_disk_is_told"),
         ("tests/proof/observe.py", "test_disk_full"),
+        ("tests/proof/observe.py", "test_a_full_disk_of_the_metrics_is_told"),
     ],
     "file of sysfs vanishes during a read": [
         ("tests/unit/test_efa_exporter.py", "test_a_file_that_vanishes_is_left_out_and_counted"),

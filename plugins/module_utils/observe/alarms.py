@@ -507,6 +507,20 @@ ALARMS = (
         {series("prometheus_tsdb_wal_writes_failed_total"): "0+1x30", series("prometheus_tsdb_compactions_failed_total"): "0x30"},
         {series("prometheus_tsdb_wal_writes_failed_total"): "0x30", series("prometheus_tsdb_compactions_failed_total"): "0x30"},
     ),
+    # A Prometheus that cannot write stores no sample, so its counters of failures stand still for the rules, and all other alarms end.
+    Alarm(
+        "MusterPrometheusStoresNothing",
+        "monitoring",
+        "critical",
+        "time() - max_over_time(timestamp(prometheus_tsdb_head_series)[6h:15s]) > {value}",
+        "Prometheus on {{ $labels.instance }} has stored nothing for {{ $value | humanizeDuration }}, so no other alarm can fire.",
+        "Its disk is full or broken: `df -h /var/lib/prometheus` and journalctl -u prometheus say which. "
+        "Make room; Prometheus goes on by itself. Set monitoring_retention_size to less than the disk has.",
+        {series("prometheus_tsdb_head_series"): "7x15"},
+        {series("prometheus_tsdb_head_series"): "7x30"},
+        hold="1m",
+        value=120,
+    ),
     Alarm(
         "MusterDiscoveryStale",
         "monitoring",
