@@ -20,7 +20,7 @@ BIN = Path(sys.executable).parent
 
 # Other people's commands. A new one fails the test once, so that somebody looks at it.
 FOREIGN = re.compile(
-    r"ansible-galaxy|apt(-get|-mirror)?|aws|bash|cd|chronyc|cp|curl|cut|dcgmi|docker|du|eksctl|enroot|envsubst|export|exportfs|fi_info|git|grep"
+    r"ansible-galaxy|apt(-get|-mirror)?|aws|bash|cd|chronyc|cp|curl|cut|dcgmi|df|docker|du|eksctl|enroot|envsubst|export|exportfs|fi_info|git|grep"
     r"|iptables|journalctl|kill|kubectl|ldconfig|ldd|lsblk|mariadb-dump|mpirun|muster-health|muster-rehearsal|muster-watch|nsys"
     r"|nvidia-ctk|nvidia-smi|pam-auth-update|pcluster|podman|reposync|rm|sacctmgr|scontrol|scp|setcap|sinfo|slurmd|srun|ssh|sss_cache|sudo"
     r"|sysctl|systemctl|tar|uname|uv"
