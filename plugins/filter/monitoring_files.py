@@ -40,20 +40,25 @@ _value:
   elements: dict
 """
 
+import json
+
 from ansible.errors import AnsibleFilterError
 
+from ansible_collections.muster.fleet.plugins.module_utils.hardware import catalogue
 from ansible_collections.muster.fleet.plugins.module_utils.observe import alarms, alertmanager, scrape
 
 
 def monitoring_files(hostvars, groups, fleet, settings):
-    hosts = scrape.hosts(hostvars, groups, settings["openmetrics"])
+    discovers = settings["discovery"]
+    types = {name: catalogue.instance_type(name) for name in catalogue.names()} if discovers else {}
+    hosts = scrape.hosts(hostvars, groups, settings["openmetrics"], settings["slurm_nodes"] if discovers else ())
     try:
         rules = alarms.rules_file(settings["alarms"], settings["runbooks"])
         sends = alertmanager.configuration(settings["receivers"], **settings["waits"])
     except (alarms.AlarmError, alertmanager.ReceiverError) as error:
         raise AnsibleFilterError(str(error)) from error
     server = fleet + ".muster.internal"
-    reads = scrape.configuration(fleet, server, settings["name"], settings["interval"], settings["remote_write"])
+    reads = scrape.configuration(fleet, server, settings["name"], settings["interval"], settings["remote_write"], discovers=discovers)
     return [
         {
             "dest": "/etc/prometheus/prometheus.yml",
@@ -62,7 +67,8 @@ def monitoring_files(hostvars, groups, fleet, settings):
         },
         {"dest": "/etc/prometheus/muster/muster.rules.yml", "content": rules, "validate": ["promtool", "check", "rules", "%s"]},
         {"dest": "/etc/prometheus/alertmanager.yml", "content": sends, "validate": ["amtool", "check-config", "%s"]},
-        *scrape.target_files(hosts, fleet),
+        *scrape.target_files([host for host in hosts if not host["slurm_node"]], fleet),
+        *([{"dest": scrape.SETTINGS, "content": json.dumps(scrape.discovery(hosts, fleet, types), indent=1) + "\n"}] if discovers else []),
     ]
 
 

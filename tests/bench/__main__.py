@@ -42,6 +42,7 @@ PARTS: dict[str, Callable[[Path], list[table.Row]]] = {
     "render": render.rows,
     "peers": peers.rows,
     "loop": trainer.loop,
+    "metrics": trainer.metrics,
     "tokens": trainer.tokens,
     "frameworks": trainer.frameworks,
     "memory": trainer.memory,

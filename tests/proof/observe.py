@@ -65,6 +65,7 @@ watch = importlib.util.module_from_spec(importlib.util.spec_from_loader("watch",
 loader.exec_module(watch)
 print(json.dumps([watch.ask("query", query=each)["result"] for each in json.load(open("/run/queries.json"))]))
 """
+PERIOD = 10  # seconds after which the targets follow Slurm's nodes
 TEXTFILES = "/var/lib/prometheus/node-exporter"
 # Alarms that a test waits for hold for seconds instead of minutes.
 QUICK = {
@@ -72,6 +73,7 @@ QUICK = {
     "MusterDiskFull": {"hold": "2s"},
     "MusterSlurmctldDown": {"hold": "2s"},
     "MusterJobStuck": {"value": 20},
+    "MusterPrometheusStoresNothing": {"value": 40, "hold": "2s"},
 }
 
 
@@ -116,7 +118,7 @@ class Fleet:
         self.inventory = inventory
         self.env = {**os.environ, "XDG_STATE_HOME": str(folder / "state"), "PWD": str(folder), "ANSIBLE_NOCOLOR": "1"}
         self.state = state_dir(name, self.env)
-        self.settings: dict[str, object] = {"monitoring_interval": "5s", "monitoring_alarms": QUICK}
+        self.settings: dict[str, object] = {"monitoring_interval": "5s", "monitoring_alarms": QUICK, "monitoring_discovery_seconds": PERIOD}
 
     def play(self, playbook: str, *extra: str, **variables: object) -> subprocess.CompletedProcess:
         given = {"muster_fleet": self.name, "muster_monitoring": True, "muster_components": COMPONENTS, **self.settings, **variables}
@@ -173,7 +175,10 @@ def wait_for(what: str, found: Callable[[], object], patience: float = 90) -> ob
 @pytest.fixture(scope="module")
 def fleet(artifacts) -> Iterator[Fleet]:
     """The fleet, watched."""
-    nodes = {"controller-1": {"memory": "2560"}, "compute-1": {"type": "p5.48xlarge", "tmpfs": {"/scratch": "64m"}}}
+    nodes = {
+        "controller-1": {"memory": "2560", "tmpfs": {"/metrics": "32m"}},
+        "compute-1": {"type": "p5.48xlarge", "tmpfs": {"/scratch": "64m"}},
+    }
     made = Fleet(artifacts.folder(NAME), NAME, nodes=nodes)
     artifacts.leave(f"fleet {NAME}", lambda: made.play("playbooks/local_down.yml").check_returncode())
     done = made.play("playbooks/local_up.yml")
@@ -292,10 +297,43 @@ def test_disk_full(fleet: Fleet) -> None:
     told(fleet, "MusterDiskFull", "resolved", **disk)
 
 
+def nodes(fleet: Fleet) -> set[str]:
+    """The instances that Prometheus scrapes as nodes."""
+    return {each["metric"]["instance"] for each in fleet.query('up{job="node"}')}
+
+
+def test_nodes_that_slurm_gains_and_loses_are_targets_and_are_none(fleet: Fleet) -> None:
+    """No playbook runs. The new node is another name of compute-2, so that an exporter answers there."""
+    conf = "/etc/slurm/slurm.conf"
+    address = fleet.sh("compute-2", "hostname -I").split()[0]
+    # The type has EFA and GPUs. EFA's exporter runs on every node; that of the GPUs does not, so it is no target.
+    more = f"NodeName=later-1 NodeAddr={address} Features=p5.48xlarge CPUs=1 State=UNKNOWN\nNodeName=later-2 CPUs=1 State=CLOUD"
+    fleet.sh("controller-1", f"cp -p {conf} /run/slurm.conf; printf '{more}\n' >>{conf}; scontrol reconfigure")
+    try:
+        wait_for("the new node", lambda: fleet.query('up{job="node",instance="later-1",instance_type="p5.48xlarge"} == 1'), 2 * PERIOD + 15)
+        assert "POWERED_DOWN" in fleet.sh("controller-1", "scontrol show node later-2")
+        assert nodes(fleet) == {*NODES, "later-1"}
+        assert {each["metric"]["job"] for each in fleet.query('up{instance="later-1"}')} == {"node", "efa"}
+    finally:
+        fleet.sh("controller-1", f"cp -p /run/slurm.conf {conf}; scontrol reconfigure")
+    wait_for("its end", lambda: nodes(fleet) == set(NODES), 2 * PERIOD + 15)
+    wait_for("all targets", lambda: fleet.run("controller-1", f"{WATCH} targets --expected 4 --discovered").code == 0)
+
+
 def test_slurmctld_down(fleet: Fleet) -> None:
+    """Targets stay as they are, and Prometheus knows since when the list is old."""
+    written = "cat /var/lib/prometheus/muster-targets/*.json"
+    before = fleet.sh("controller-1", written)
     fleet.sh("controller-1", "systemctl stop slurmctld")
     try:
         has_its_text(fleet, "MusterSlurmctldDown", instance="controller-1")
+        asked = f"{WATCH} discovered --within {3 * PERIOD}"
+        refused = wait_for("the check", lambda: (done := fleet.run("controller-1", asked)).code and done)
+        assert "The targets last followed Slurm's nodes " in refused.stderr
+        assert fleet.sh("controller-1", written) == before and nodes(fleet) == set(NODES)
+        assert float(fleet.query("time() - muster_discovery_last_success_time_seconds")[0]["value"][1]) > 3 * PERIOD - 10
+        said = "journalctl -u muster-discovery | grep 'Prometheus knows no node of Slurm'"
+        wait_for("the reason", lambda: fleet.run("controller-1", said).code == 0)
     finally:
         fleet.sh("controller-1", "systemctl start slurmctld")
     told(fleet, "MusterSlurmctldDown", "resolved", instance="controller-1")
@@ -329,7 +367,7 @@ def test_another_password_is_named(fleet: Fleet) -> None:
     other = "$2b$10$abcdefghijklmnopqrstuuG1b1V2a3b4c5d6e7f8g9h0i1j2k3l4m5n"
     fleet.sh("compute-2", f"""cp -p {web} /run/web.yml; sed -i 's/"muster": "[^"]*/"muster": "{other}/' {web}""")
     try:
-        asked = f"{WATCH} targets --expected 7"
+        asked = f"{WATCH} targets --expected 4 --discovered"
         found = wait_for("the refusal", lambda: (done := fleet.run("controller-1", asked)).code and done)
         assert "node of compute-2 (server returned HTTP status 401 Unauthorized)" in found.stderr + found.stdout
     finally:
@@ -341,9 +379,27 @@ def test_prometheus_killed_loses_nothing(fleet: Fleet) -> None:
     before = float(fleet.query('count_over_time(up{job="node",instance="compute-1"}[1h])')[0]["value"][1])
     for unit in ("prometheus", "muster-exporter", "prometheus-node-exporter"):
         fleet.sh("controller-1", f"systemctl kill --signal=KILL {unit}")
-    wait_for("all targets", lambda: fleet.run("controller-1", f"{WATCH} targets --expected 7").code == 0)
+    wait_for("all targets", lambda: fleet.run("controller-1", f"{WATCH} targets --expected 4 --discovered").code == 0)
     after = float(fleet.query('count_over_time(up{job="node",instance="compute-1"}[1h])')[0]["value"][1])
     assert after > before
+
+
+def test_a_full_disk_of_the_metrics_is_told(fleet: Fleet) -> None:
+    """Prometheus stores no sample then, not even of its failures. It goes on when there is room."""
+    options = "/etc/default/prometheus"
+    move = f"cp -p {options} /run/options; sed -i 's#^ARGS=\"#&--storage.tsdb.path=/metrics #' {options}"
+    fleet.sh("controller-1", f"{move}; chown prometheus /metrics; systemctl restart prometheus")
+    try:
+        wait_for("samples", lambda: fleet.run("controller-1", f"{WATCH} targets --expected 4 --discovered").code == 0)
+        wait_for("its own", lambda: fleet.query("prometheus_tsdb_wal_writes_failed_total"))
+        fleet.run("controller-1", "cat /dev/zero >/metrics/fill")
+        has_its_text(fleet, "MusterPrometheusStoresNothing", instance="controller-1")
+        assert fleet.query("prometheus_tsdb_wal_writes_failed_total")[0]["value"][1] == "0", "the rules see no failure"
+        fleet.sh("controller-1", "rm /metrics/fill")
+        told(fleet, "MusterPrometheusStoresNothing", "resolved", instance="controller-1")
+    finally:
+        fleet.sh("controller-1", f"cp -p /run/options {options}; systemctl restart prometheus")
+    wait_for("all targets", lambda: fleet.run("controller-1", f"{WATCH} targets --expected 4 --discovered").code == 0)
 
 
 def test_second_converge_changes_nothing(fleet: Fleet) -> None:
@@ -383,6 +439,7 @@ def test_a_controller_without_slurm_is_watched(artifacts) -> None:
     plain.sh("controller-1", "chmod 0700 /fsx/checkpoints-1; chmod 0600 /fsx/checkpoints-1/train.jsonl")
     wait_for("the step of a training", lambda: [each for each in plain.query("muster_training_step") if float(each["value"][1]) > 0])
     assert plain.query("muster_slurm_up") == []
+    assert plain.run("controller-1", "systemctl cat muster-discovery.timer").code != 0, "nothing follows Slurm where there is none"
     assert plain.sh("controller-1", f"{WATCH} rules") == f"all {len(alarms.ALARMS)} rules are evaluated"
 
 

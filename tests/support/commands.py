@@ -20,10 +20,10 @@ BIN = Path(sys.executable).parent
 
 # Other people's commands. A new one fails the test once, so that somebody looks at it.
 FOREIGN = re.compile(
-    r"ansible-galaxy|apt(-get|-mirror)?|aws|bash|cd|chronyc|cp|curl|cut|dcgmi|docker|du|eksctl|enroot|envsubst|export|exportfs|fi_info|git|grep"
-    r"|iptables|journalctl|kill|kubectl|ldconfig|ldd|lsblk|mariadb-dump|mpirun|muster-health|muster-rehearsal|muster-watch|nsys"
-    r"|nvidia-ctk|nvidia-smi|pam-auth-update|pcluster|podman|reposync|rm|sacctmgr|scontrol|scp|setcap|sinfo|slurmd|srun|ssh|sss_cache|sudo"
-    r"|sysctl|systemctl|tar|uname|uv"
+    r"ansible-galaxy|apt(-get|-mirror)?|aws|bash|cd|chronyc|cp|curl|cut|dcgmi|df|docker|du|eksctl|enroot|envsubst|export|exportfs"
+    r"|fi_info|git|grep|iptables|journalctl|kill|kubectl|ldconfig|ldd|lsblk|mariadb-dump|mpirun|muster-health|muster-rehearsal"
+    r"|muster-watch|nsys|nvidia-ctk|nvidia-smi|pam-auth-update|pcluster|podman|reposync|rm|sacctmgr|scontrol|scp|setcap|sinfo|slurmd"
+    r"|srun|ssh|sss_cache|sudo|sysctl|systemctl|tar|uname|uv"
 )
 PACKER = {"-var", "-var-file", "-on-error", "-debug", "-only", "-except", "-force", "-timestamp-ui"}
 MOLECULE = {"test", "create", "converge", "check", "idempotence", "verify", "destroy", "login", "list", "reset"}

@@ -27,6 +27,8 @@ SETTINGS = {
     "runbooks": "https://wiki/runbooks",
     "remote_write": [],
     "openmetrics": False,
+    "discovery": False,
+    "slurm_nodes": [],
     "waits": {"group_wait": "1s", "group_interval": "1s", "repeat_interval": "1h"},
 }
 HOSTVARS = {

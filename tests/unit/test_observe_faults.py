@@ -29,6 +29,7 @@ FAULTS = {
     "disk of the metrics full": [
         ("tests/unit/test_observe_faults.py", "test_metrics_have_a_size_that_they_do_not_pass_and_a_full_disk_is_told"),
         ("tests/proof/observe.py", "test_disk_full"),
+        ("tests/proof/observe.py", "test_a_full_disk_of_the_metrics_is_told"),
     ],
     "file of sysfs vanishes during a read": [
         ("tests/unit/test_efa_exporter.py", "test_a_file_that_vanishes_is_left_out_and_counted"),
@@ -47,6 +48,10 @@ FAULTS = {
         ("tests/unit/test_alarms.py", "test_an_alarm_of_one_fleet_is_none_of_another"),
     ],
     "clock of a target is off": [("tests/unit/test_observe_faults.py", "test_a_target_s_clock_dates_no_sample_and_is_told_when_it_is_off")],
+    "Slurm does not answer, or its list of nodes is malformed": [
+        ("tests/unit/test_discovery.py", "test_a_bad_list_changes_nothing_and_says_since_when"),
+        ("tests/proof/observe.py", "test_slurmctld_down"),
+    ],
     "unknown receiver": [
         ("tests/unit/test_alarms.py", "test_faults_of_a_site_are_one_sentence"),
         ("tests/proof/observe.py", "test_a_receiver_that_there_is_not_changes_nothing"),
@@ -77,6 +82,9 @@ UNITS = [path for role in ("efa_exporter", "monitoring") for path in sorted((ROL
 def test_an_exporter_that_was_killed_comes_back(path: Path) -> None:
     """systemd starts it again after any end, without a number of tries after which it gives up."""
     lines = path.read_text().splitlines()
+    if "Type=oneshot" in lines:
+        assert "OnUnitActiveSec=" in path.with_name(path.name.replace(".service", ".timer")).read_text()
+        return
     assert "Restart=always" in lines and "StartLimitIntervalSec=0" in lines
     [pause] = [line.partition("=")[2] for line in lines if line.startswith("RestartSec=")]
     assert 0 < int(pause) <= 10

@@ -507,6 +507,44 @@ ALARMS = (
         {series("prometheus_tsdb_wal_writes_failed_total"): "0+1x30", series("prometheus_tsdb_compactions_failed_total"): "0x30"},
         {series("prometheus_tsdb_wal_writes_failed_total"): "0x30", series("prometheus_tsdb_compactions_failed_total"): "0x30"},
     ),
+    # A Prometheus that cannot write stores no sample, so its counters of failures stand still for the rules, and all other alarms end.
+    Alarm(
+        "MusterPrometheusStoresNothing",
+        "monitoring",
+        "critical",
+        "time() - max_over_time(timestamp(prometheus_tsdb_head_series)[6h:15s]) > {value}",
+        "Prometheus on {{ $labels.instance }} has stored nothing for {{ $value | humanizeDuration }}, so no other alarm can fire.",
+        "Its disk is full or broken: `df -h /var/lib/prometheus` and journalctl -u prometheus say which. "
+        "Make room; Prometheus goes on by itself. Set monitoring_retention_size to less than the disk has.",
+        {series("prometheus_tsdb_head_series"): "7x15"},
+        {series("prometheus_tsdb_head_series"): "7x30"},
+        hold="1m",
+        value=120,
+    ),
+    Alarm(
+        "MusterDiscoveryStale",
+        "monitoring",
+        "warning",
+        "time() - muster_discovery_last_success_time_seconds > {value}",
+        "The targets of Prometheus on {{ $labels.instance }} have not followed Slurm's nodes for {{ $value | humanizeDuration }}.",
+        "Nodes that came since are not watched, and nodes that went are still targets. Read journalctl -u muster-discovery on the "
+        "monitoring host for the reason, and run `scontrol ping` on the controller.",
+        {series("muster_discovery_last_success_time_seconds"): "0x30"},
+        {series("muster_discovery_last_success_time_seconds"): "0+60x30"},
+        value=600,
+    ),
+    Alarm(
+        "MusterNodesUnwatched",
+        "monitoring",
+        "info",
+        "muster_discovery_unwatched_nodes > {value}",
+        "{{ $value }} nodes of Slurm run without node exporter, so nobody watches them.",
+        "The journal of muster-discovery names five of them. Add the nodes to the inventory and run "
+        "`playbooks/provision.yml` over them. For nodes that live for a job only, raise the alarm's value.",
+        **over("muster_discovery_unwatched_nodes", "", "2x30"),
+        hold="15m",
+        value=0,
+    ),
     Alarm(
         "MusterRetentionBySize",
         "monitoring",

@@ -37,6 +37,7 @@ RECENT = 86400  # a log that nobody wrote for so long is history
 LONGEST = 1 << 20
 MOST_OF_LOG = 8 << 20
 MOST_OF_ALL = 32 << 20
+POWERED_OFF = {"POWERED_DOWN", "POWERING_UP", "POWERING_DOWN", "FUTURE"}
 GAUGES = {
     "server_thread_count": ("muster_slurm_server_threads", "Threads of slurmctld that serve requests."),
     "agent_queue_size": ("muster_slurm_agent_queue_size", "Messages that slurmctld has not sent to nodes yet."),
@@ -86,6 +87,11 @@ def states(value):
     return [value] if isinstance(value, str) else list(value or [])
 
 
+def listed(value):
+    """A list that some versions of Slurm print as text with commas."""
+    return [each for each in value.split(",") if each] if isinstance(value, str) else [str(each) for each in value or []]
+
+
 def gpus(text):
     """The number of GPUs in a list of generic resources such as gpu:h100:8(S:0-1)."""
     return sum(int(count) for count in re.findall(r"\bgpu:(?:[^:,(]+:)?(\d+)", text or ""))
@@ -99,7 +105,7 @@ def node_metrics(nodes):
         label, found = {"node": node.get("name") or ""}, states(node.get("state"))
         words[(found or ["UNKNOWN"])[0].lower()] = words.get((found or ["UNKNOWN"])[0].lower(), 0) + 1
         reason = " ".join(str(node.get("reason") or "").split())[:100]
-        off = {"POWERED_DOWN", "POWERING_UP", "POWERING_DOWN", "FUTURE", "CLOUD"} & set(found) and "NOT_RESPONDING" not in found
+        off = (POWERED_OFF | {"CLOUD"}) & set(found) and "NOT_RESPONDING" not in found
         down.append(({**label, "reason": reason}, int(bool({"DOWN", "FAIL", "NOT_RESPONDING"} & set(found)) and not off)))
         drained.append(({**label, "reason": reason}, int("DRAIN" in found)))
         for key, value in (
@@ -112,6 +118,24 @@ def node_metrics(nodes):
     yield "muster_slurm_nodes", "gauge", "Nodes by state.", [({"state": word}, count) for word, count in sorted(words.items())]
     yield "muster_slurm_node_down", "gauge", "Whether Slurm cannot use the node.", down
     yield "muster_slurm_node_drained", "gauge", "Whether the node is drained or drains.", drained
+    # The monitoring host's targets follow from it (muster_discovery.py). A state in a label would make a new series for each job.
+    yield (
+        "muster_slurm_node_on",
+        "gauge",
+        "Whether the node is on: 0 while its power is off, or is turned on or off.",
+        [
+            (
+                {
+                    "node": node.get("name") or "",
+                    "address": node.get("address") or "",
+                    "features": ",".join(listed(node.get("active_features") or node.get("features"))),
+                    "cloud": "true" if "CLOUD" in states(node.get("state")) else "false",
+                },
+                int(not POWERED_OFF & set(states(node.get("state")))),
+            )
+            for node in nodes
+        ],
+    )
     for key, samples in sizes.items():
         yield (
             "muster_slurm_node_" + key,

@@ -1,18 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""Asks the fleet's Prometheus on this host: its targets, its rules, a query, or series over time for the report of a run."""
+"""Asks the fleet's Prometheus on this host: its targets, its rules, a query, or series over time for the report of a run.
+
+`discover` brings the targets in line with Slurm's nodes, which Prometheus knows from muster-exporter.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
+import time
 import urllib.parse
 
 sys.path.insert(0, "/usr/lib/muster")
+import muster_discovery
 import muster_endpoint
 
 SECRETS = "/etc/prometheus/muster"
+DISCOVERY = SECRETS + "/discovery.json"
+PATIENCE = 30  # seconds for the first scrape of a Prometheus that has just started
 ADDRESS = "https://127.0.0.1:9090/api/v1/"
 
 
@@ -40,7 +48,7 @@ def targets(expected, found):
     if named:
         raise Failed("%d of %d targets are not up: %s." % (len(named), len(active), "; ".join(named[:5])))
     if len(active) != expected:
-        raise Failed("Prometheus has %d targets, and the inventory has %d." % (len(active), expected))
+        raise Failed("Prometheus has %d targets, and its files have %d." % (len(active), expected))
     return "all %d targets are up" % len(active)
 
 
@@ -65,17 +73,46 @@ def ranges(asked):
     return out
 
 
+def discovery():
+    """The settings of the discovery of Slurm's nodes."""
+    with open(DISCOVERY, encoding="utf-8") as file:
+        return json.load(file)
+
+
+def discover(settings, patience=PATIENCE, pause=3):
+    """Bring the targets in line with Slurm's nodes; a sentence. Nothing changes when there is no good list of them in time."""
+    end = time.monotonic() + patience
+    while True:
+        try:
+            return muster_discovery.follow(settings, ask("query", query=muster_discovery.query(settings))["result"], time.time())
+        except (Failed, OSError, ValueError):
+            muster_discovery.start(settings)
+            if time.monotonic() >= end:
+                raise
+        time.sleep(pause)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     kinds = parser.add_subparsers(dest="what", required=True)
-    kinds.add_parser("targets", help="whether all targets are up").add_argument("--expected", type=int, required=True)
+    kind = kinds.add_parser("targets", help="whether all targets are up")
+    kind.add_argument("--expected", type=int, required=True, help="how many targets there are beside those of Slurm's nodes")
+    kind.add_argument("--discovered", action="store_true", help="add the targets of Slurm's nodes")
+    kinds.add_parser("discover", help="bring the targets in line with Slurm's nodes")
+    kind = kinds.add_parser("discovered", help="whether the targets follow Slurm's nodes")
+    kind.add_argument("--within", type=int, required=True, metavar="SECONDS", help="how old the list may be")
     kinds.add_parser("rules", help="whether all rules are evaluated")
     kinds.add_parser("query", help="the result of an expression").add_argument("expression")
     kinds.add_parser("ranges", help="series over time, asked for by JSON on stdin")
     given = parser.parse_args()
     try:
         if given.what == "targets":
-            said = targets(given.expected, ask("targets", state="active"))
+            more = muster_discovery.count(discovery()) if given.discovered else 0
+            said = targets(given.expected + more, ask("targets", state="active"))
+        elif given.what == "discover":
+            said = discover(discovery())
+        elif given.what == "discovered":
+            said = muster_discovery.current(discovery(), given.within, time.time(), os.stat(DISCOVERY).st_mtime)
         elif given.what == "rules":
             said = rules(ask("rules"))
         elif given.what == "query":

@@ -1,0 +1,1 @@
+../../../plugins/module_utils/observe/muster_discovery.py
