@@ -116,10 +116,13 @@ def test_a_vars_file_that_is_not_there_is_left_to_ansible(tmp_path: Path) -> Non
 
 
 def test_stacks_are_read_before_the_first_worker(tmp_path: Path) -> None:
-    play = PLAY + """
+    play = (
+        PLAY
+        + """
     - ansible.builtin.debug:
         msg: "{{ lookup('muster.fleet.stack', 'aws-2026.11').name }} {{ lookup('muster.fleet.stack', 'debian-13').name }}"
 """
+    )
     cold, warm = (imported(tmp_path / name, f"muster.fleet.{name}", play) for name in ("run_record", "warm_workers"))
     assert "worker" in cold
     assert "worker" not in warm
