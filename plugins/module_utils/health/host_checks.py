@@ -62,7 +62,7 @@ def out_of_memory(node):
 
 
 def percent(total, free, available):
-    """Percent of a file system that are used, as df counts: what root keeps or a quota forbids is no part of it. None: it counts nothing."""
+    """How full a file system is in percent, as df counts: what root keeps or a quota forbids is no part. None: it counts nothing."""
     used = total - free
     return 100.0 * used / (used + available) if used + available > 0 else None
 
