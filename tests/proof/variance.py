@@ -159,6 +159,8 @@ def sudoer(artifacts) -> Iterator[Fleet]:
         if made.folder.is_dir():
             subprocess.run(down, cwd=made.folder, env={**made.env, "HOME": str(home)}, stdin=subprocess.DEVNULL, check=False)
         rights.unlink(missing_ok=True)
+        # A process of podman outlives its commands and keeps the user.
+        subprocess.run(["pkill", "--signal", "KILL", "--uid", USER], check=False)
         subprocess.run(["userdel", "--remove", USER], check=False, capture_output=True)
 
 
