@@ -60,9 +60,10 @@ def of(role: str, asked: str, **known: Any) -> Any:
 
 
 def check(role: str, phase: str, name: str) -> dict[str, Any]:
-    """Read a check from the role's file."""
+    """Read a check from the role's file: from the list of a task, or from a list in the task's vars."""
     tasks = [each for each in read(role, f"tasks/{phase}.yml") if "muster.fleet.check" in each]
-    [found] = [each for task in tasks for each in task["muster.fleet.check"]["checks"] if each["check"] == name]
+    lists = [value for task in tasks for value in (task["muster.fleet.check"]["checks"], *task.get("vars", {}).values())]
+    [found] = [each for checks in lists if isinstance(checks, list) for each in checks if each["check"] == name]
     return found
 
 
