@@ -2,7 +2,7 @@
 # Copyright: the Muster developers
 """Slurm that scales to zero, on the local cloud: cloud.yml makes a cluster with a controller alone, and slurmctld starts and ends the
 instances of its nodes. They come from a launch template with Muster's boot script, take their NodeName from their tag, and the munge key
-from Secrets Manager by their instance profile.
+from Secrets Manager by their instance profile. The controller watches the fleet: nodes are targets while Slurm has them.
 """
 
 from __future__ import annotations
@@ -90,6 +90,14 @@ class Fleet:
         shown = self.slurm(f"scontrol --oneliner show node {name}")
         return dict(re.findall(r"(\w+)=(.*?)(?= \w+=|$)", shown, re.MULTILINE))
 
+    def watch(self, query: str) -> list[dict[str, Any]]:
+        """What the Prometheus of the controller answers."""
+        return json.loads(self.slurm(f"python3 /usr/lib/muster/muster-watch query '{query}'"))
+
+    def watched(self) -> dict[str, str]:
+        """{NodeName: whether its last scrape succeeded} of the nodes that Slurm started."""
+        return {each["metric"]["instance"]: each["value"][1] for each in self.watch('up{job="node"}') if each["metric"]["instance"] in NODES}
+
     def play(self, playbook: str, *argv: str, log: str, **variables: Any) -> str:
         known = "-o UserKnownHostsFile=/dev/null -o StrictHostKeyChecking=no"
         reached = {"ansible_ssh_private_key_file": str(self.cloud.folder / "key"), "ansible_ssh_extra_args": known}
@@ -125,7 +133,7 @@ def image(cloud: LocalCloud) -> tuple[str, dict[str, str]]:
     variables = {
         "ansible_user": "admin",
         "ansible_become": True,
-        "muster_components": ["common", "slurm", "node_health"],
+        "muster_components": ["common", "slurm", "node_health", "monitoring"],
         "muster_image_boot": True,
         "muster_hooks": HOOKS,
         # The boot script needs the AWS CLI, the ResumeProgram needs boto3.
@@ -163,7 +171,11 @@ def write_inventory(folder: Path, hardware: dict[str, str], environment: dict[st
         "ansible_python_interpreter": "/usr/bin/python3",
         "muster_fleet": NAME,
         "muster_memory_mib": 2048,
-        "muster_components": ["common", "slurm"],
+        "muster_components": ["common", "slurm", "monitoring"],
+        "monitoring_interval": "5s",
+        "monitoring_discovery_seconds": 10,
+        # A user waits for minutes, so that nodes which end are no alarm; this test waits until none is left.
+        "monitoring_alarms": {"MusterNodeDown": {"hold": "2s"}},
         "muster_allow_not_run": [*local["__local_not_run"], *(f"slurm_cluster.{each}" for each in NEEDS_NODES)],
         "slurm_nodegroups": [group],
         "slurm_config": {**local["slurm_config"], **settings},
@@ -184,6 +196,8 @@ def write_inventory(folder: Path, hardware: dict[str, str], environment: dict[st
     }
     (folder / "group_vars/all").mkdir(parents=True)
     (folder / "aws_fleet.yml").write_text(yaml.safe_dump(plugin))
+    watches = {"plugin": "ansible.builtin.constructed", "strict": True, "groups": {"muster_monitoring": "'muster_controller' in group_names"}}
+    (folder / "monitoring.yml").write_text(yaml.safe_dump(watches))
     (folder / "group_vars/all/1_containers.yml").write_text(LOCAL.read_text())
     (folder / "group_vars/all/2_instances.yml").write_text(yaml.safe_dump(variables))
 
@@ -247,6 +261,14 @@ def test_a_job_makes_its_nodes_appear(fleet: Fleet) -> None:
         assert fleet.run(each["InstanceId"], "hostname").strip() == name
 
 
+def test_nodes_that_configured_themselves_are_watched(fleet: Fleet) -> None:
+    """Prometheus trusts the fleet's certificate only, and the exporters ask for its password."""
+    until(lambda: fleet.watched() == dict.fromkeys(NODES, "1"), 120)
+    for each in fleet.nodes().values():
+        asked = fleet.run(each["InstanceId"], "curl -sk -o /dev/null -w '%{http_code}' https://127.0.0.1:9100/metrics")
+        assert asked == "401"
+
+
 def test_idle_nodes_end_with_their_instances(fleet: Fleet) -> None:
     gone = [each["InstanceId"] for each in fleet.nodes().values()]
     assert len(gone) == len(NODES)
@@ -254,6 +276,12 @@ def test_idle_nodes_end_with_their_instances(fleet: Fleet) -> None:
     ended = fleet.ec2.describe_instances(InstanceIds=gone)["Reservations"]
     assert {each["State"]["Name"] for one in ended for each in one["Instances"]} == {"terminated"}
     until(lambda: fleet.node(NODES[0])["State"] == "IDLE+CLOUD+POWERED_DOWN", 60)
+
+
+def test_nodes_that_slurm_ended_are_no_target(fleet: Fleet) -> None:
+    """While an instance ends it may be down for a scrape or two; no alarm lasts."""
+    until(lambda: fleet.watched() == {}, 60)
+    until(lambda: fleet.watch('ALERTS{alertstate="firing", alertname="MusterNodeDown"}') == [], 60)
 
 
 @pytest.fixture(scope="module")

@@ -69,6 +69,7 @@ TABLE: list[dict[str, Any]] = [
     {"name": "other", "groups": ["muster_gpu"]},
     {"name": "optional"},
     {"name": "lustre_client"},
+    {"name": "monitoring", "groups": ["all"], "alone": False},
 ]
 
 
@@ -454,6 +455,32 @@ def test_an_instance_that_cannot_join_slurm_says_why(joins: Node, name: str, sec
     code, state, reason = joins.boot(slurm_script(), NODE=name, MUSTER_PAUSE="0")
     assert (code, state) == (1, "failed") and reason.startswith(said), reason
     assert joins.read("ran") == ""
+
+
+METRICS = {"metrics-cert.pem": "C\n", "metrics-key.pem": "K\n", "metrics-password": "P\n", "watchers": "head-1\nwatch-2\n"}
+
+
+@pytest.mark.parametrize(("metrics", "carried", "watched"), [(METRICS, True, True), (METRICS, False, False), (None, True, False)])
+def test_an_instance_of_slurm_is_watched_where_its_fleet_is(joins: Node, metrics: dict | None, carried: bool, watched: bool) -> None:
+    """Its exporters get the fleet's certificate and password. The secret of a fleet without a host that watches has none."""
+    joins.manifest("one", "slurm", *(["monitoring"] if carried else []))
+    path = joins.folder / "seen.secret"
+    given = {} if metrics is None else {"metrics": metrics}
+    path.write_text(json.dumps({**json.loads(path.read_text()), **given}))
+    task = {
+        "ansible.builtin.copy": {
+            "content": "{{ groups.muster_monitoring | join(',') }} {{ query('ansible.builtin.file', "
+            "*['cert.pem', 'key.pem', 'password'] | map('regex_replace', '^', monitoring_secrets_dir ~ '/metrics-')) | join }}",
+            "dest": str(joins.folder / "watched"),
+            "mode": "0600",
+        }
+    }
+    (joins.fleet / "roles/monitoring/tasks/configure.yml").write_text(json.dumps([task]))
+    code, state, reason = joins.boot(slurm_script(setup={"variables": {"muster_components": ["one"]}}), NODE="gpu-3", MUSTER_PAUSE="0")
+    assert (code, state, reason) == (0, "ready", ""), joins.said + joins.read("log/boot.log")
+    assert joins.read("watched") == ("head-1,watch-2 CKP" if watched else "")
+    assert joins.read("etc/node.ini").count("[muster_monitoring]") == (metrics == METRICS)
+    assert (joins.folder / "etc/slurm/metrics-key.pem").stat().st_mode & 0o777 == 0o600
 
 
 def test_a_node_that_fails_does_not_join_slurm(joins: Node) -> None:

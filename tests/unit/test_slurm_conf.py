@@ -129,7 +129,8 @@ def test_features_and_lists_on_a_line():
     assert line == f"NodeName=compute-1,compute-2 {LINE} Features=fast,az1 Gres=gpu:h100:8,shard:16"
 
 
-P5 = "Boards=1 CoresPerSocket=48 RealMemory=2097152 SocketsPerBoard=2 ThreadsPerCore=2"
+OF_TYPE = "Features=p5.48xlarge"
+P5 = f"Boards=1 CoresPerSocket=48 RealMemory=2097152 SocketsPerBoard=2 ThreadsPerCore=2 {OF_TYPE}"
 
 
 @pytest.mark.parametrize(
@@ -141,7 +142,10 @@ P5 = "Boards=1 CoresPerSocket=48 RealMemory=2097152 SocketsPerBoard=2 ThreadsPer
         ({"params": {"gres": "gpu:4"}}, f"{P5} gres=gpu:4"),
         ({"params": {"Gres": "omit"}}, P5),
         ({"params": {"ThreadsPerCore": 1}}, P5.replace("ThreadsPerCore=2", "Gres=gpu:h100:8 ThreadsPerCore=1")),
-        ({"hardware": HARDWARE}, f"{LINE} Gres=gpu:h100:8"),
+        ({"hardware": HARDWARE}, f"{LINE} {OF_TYPE} Gres=gpu:h100:8"),
+        # Jobs and the discovery of targets find the type among the group's own features.
+        ({"features": ["fast", "p5.48xlarge"]}, f"{P5.replace(OF_TYPE, OF_TYPE + ',fast')} Gres=gpu:h100:8"),
+        ({"params": {"Features": "own"}}, f"{P5.replace(OF_TYPE, 'Features=own')} Gres=gpu:h100:8"),
     ],
 )
 def test_a_node_line_from_the_instance_type(more, line):

@@ -161,7 +161,9 @@ try:
     variables = found["variables"]
     controllers = "".join(each + "\n" for each in variables["slurm_controller_hosts"])
     texts = {"munge.key": found["munge_key"], "variables.json": json.dumps(variables), "controllers": controllers}
-except (ValueError, KeyError, TypeError):
+    for name in ("watchers", "metrics-cert.pem", "metrics-key.pem", "metrics-password"):
+        texts[name] = found.get("metrics", {}).get(name, "")
+except (ValueError, KeyError, TypeError, AttributeError):
     sys.exit("the secret has no munge key and no variables; run playbooks/cloud_nodes.yml")
 for name, text in texts.items():
     with open(os.path.join(sys.argv[1], name), "w") as file:
@@ -171,13 +173,19 @@ before=$(($(wc -l <"$log") + 1))
 take_secret >>"$log" 2>&1 || fail "secret @SECRET@ could not be read: $(tail -n "+$before" "$log" | grep -m1 -v '^ *$' | cut -c1-300)"
 """
 # What the fleet says wins over the document, which says it from the day of its launch template.
-JOIN_MORE = ' --limit "$node" -e @"$joins/variables.json" -e "slurm_secrets_dir=$joins"'
+JOIN_MORE = ' --limit "$node" -e @"$joins/variables.json" -e "slurm_secrets_dir=$joins monitoring_secrets_dir=$joins efa_exporter_secrets_dir=$joins"'
 # slurmd takes jobs as soon as it runs, so it comes last. The health checks look for its services only where the inventory has controllers
-# of Slurm; nothing runs there.
+# of Slurm, and the exporters serve a fleet only where it has a host that watches; nothing runs there.
 JOIN_LAST = (
     """{ printf '[muster_controller]\\n' && cat "$joins/controllers"; } >>"$inventory" || fail "$inventory cannot be written"
-last=slurm
-if grep -q '"node_health"' "$folder/manifest.json"; then last=slurm,node_health; fi
+last=slurm more=node_health
+if [ -s "$joins/watchers" ]; then
+  { printf '[muster_monitoring]\\n' && cat "$joins/watchers"; } >>"$inventory" || fail "$inventory cannot be written"
+  more='node_health efa_exporter monitoring'
+fi
+for each in $more; do
+  if grep -q "\\"$each\\":" "$folder/manifest.json"; then last=$last,$each; fi
+done
 run 'configure, verify_node'%s -e "{muster_components: [$last]}"
 """
     % JOIN_MORE

@@ -79,7 +79,9 @@ def with_type(group):
     params = group.get("params") or {}
     if gres and not own_gres(group):
         params = {**params, "Gres": gres}
-    return {**group, "hardware": group.get("hardware") or (None if group.get("measured") else hardware), "params": params}
+    hardware = group.get("hardware") or (None if group.get("measured") else hardware)
+    # The discovery of role monitoring reads the type there, too.
+    return {**group, "hardware": hardware, "features": list(dict.fromkeys([name, *(group.get("features") or [])])), "params": params}
 
 
 def kinds_of(hosts, groups):
