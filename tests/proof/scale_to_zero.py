@@ -96,7 +96,8 @@ class Fleet:
 
     def watched(self) -> dict[str, str]:
         """{NodeName: whether its last scrape succeeded} of the nodes that Slurm started."""
-        return {each["metric"]["instance"]: each["value"][1] for each in self.watch('up{job="node"}') if each["metric"]["instance"] in NODES}
+        found = {each["metric"]["instance"]: each["value"][1] for each in self.watch('up{job="node"}')}
+        return {name: found[name] for name in NODES if name in found}
 
     def play(self, playbook: str, *argv: str, log: str, **variables: Any) -> str:
         known = "-o UserKnownHostsFile=/dev/null -o StrictHostKeyChecking=no"
@@ -196,8 +197,8 @@ def write_inventory(folder: Path, hardware: dict[str, str], environment: dict[st
     }
     (folder / "group_vars/all").mkdir(parents=True)
     (folder / "aws_fleet.yml").write_text(yaml.safe_dump(plugin))
-    watches = {"plugin": "ansible.builtin.constructed", "strict": True, "groups": {"muster_monitoring": "'muster_controller' in group_names"}}
-    (folder / "monitoring.yml").write_text(yaml.safe_dump(watches))
+    groups = {"muster_monitoring": "'muster_controller' in group_names"}
+    (folder / "monitoring.yml").write_text(yaml.safe_dump({"plugin": "ansible.builtin.constructed", "strict": True, "groups": groups}))
     (folder / "group_vars/all/1_containers.yml").write_text(LOCAL.read_text())
     (folder / "group_vars/all/2_instances.yml").write_text(yaml.safe_dump(variables))
 

@@ -49,7 +49,7 @@ imds() {
 }
 say() {
   echo "muster: $1" >>"$log"
-  echo "muster: $1" 2>/dev/null >"${MUSTER_CONSOLE:-/dev/console}" || true
+  echo "muster: $1" 2>/dev/null >"${MUSTER_CONSOLE:-/dev/console}" || true # a container has no console
 }
 report() { # STATE REASON
   local id region why
@@ -173,7 +173,10 @@ before=$(($(wc -l <"$log") + 1))
 take_secret >>"$log" 2>&1 || fail "secret @SECRET@ could not be read: $(tail -n "+$before" "$log" | grep -m1 -v '^ *$' | cut -c1-300)"
 """
 # What the fleet says wins over the document, which says it from the day of its launch template.
-JOIN_MORE = ' --limit "$node" -e @"$joins/variables.json" -e "slurm_secrets_dir=$joins monitoring_secrets_dir=$joins efa_exporter_secrets_dir=$joins"'
+JOIN_MORE = (
+    ' --limit "$node" -e @"$joins/variables.json" -e "slurm_secrets_dir=$joins monitoring_secrets_dir=$joins'
+    ' efa_exporter_secrets_dir=$joins"'
+)
 # slurmd takes jobs as soon as it runs, so it comes last. The health checks look for its services only where the inventory has controllers
 # of Slurm, and the exporters serve a fleet only where it has a host that watches; nothing runs there.
 JOIN_LAST = (
