@@ -93,14 +93,15 @@ def test_slurm_tells_dcgm_exporter_which_job_has_a_gpu(tmp_path: Path) -> None:
     folder = tmp_path / "jobs"
 
     def hook(name: str, job: int, gpus: str) -> dict[str, str]:
-        script = (ROLE / f"files/dcgm-job-{name}.sh").read_text().replace("/run/muster-dcgm-jobs", str(folder))
+        script = (ROLE.parent / f"slurm/files/muster-{name}.sh").read_text().replace("/run/muster-dcgm-jobs", str(folder))
+        script = script.replace("/usr/bin/muster-health", str(tmp_path / "none")).replace("/etc/muster/", str(tmp_path))
         environment = {"PATH": "/usr/bin:/bin", "SLURM_JOB_ID": str(job), **({"SLURM_JOB_GPUS": gpus} if gpus else {})}
         subprocess.run(["sh", "-c", script], env=environment, check=True)
         return {path.name: path.read_text() for path in folder.glob("*")} if folder.exists() else {}
 
-    assert hook("begin", 1, "0") == hook("end", 1, "0") == {}, "without the exporter the hooks do nothing"
+    assert hook("prolog", 1, "0") == hook("epilog", 1, "0") == {}, "without the exporter the hooks do nothing"
     folder.mkdir()
-    assert hook("begin", 7, "0,1") == {"0": "7\n", "1": "7\n"}
-    assert hook("begin", 17, "1") == {"0": "7\n", "1": "7\n17\n"}
-    assert hook("end", 7, "0,1") == {"0": "", "1": "17\n"}
-    assert hook("begin", 8, "") == hook("end", 8, "") == {"0": "", "1": "17\n"}, "a job without GPUs"
+    assert hook("prolog", 7, "0,1") == {"0": "7\n", "1": "7\n"}
+    assert hook("prolog", 17, "1") == {"0": "7\n", "1": "7\n17\n"}
+    assert hook("epilog", 7, "0,1") == {"0": "", "1": "17\n"}
+    assert hook("prolog", 8, "") == hook("epilog", 8, "") == {"0": "", "1": "17\n"}, "a job without GPUs"

@@ -8,4 +8,11 @@ if [ -r /etc/muster/required-mounts ]; then
 fi
 # Role node_health installs it.
 [ ! -x /usr/bin/muster-health ] || /usr/bin/muster-health --level prolog --hook prolog >&2 || exit 1
+# DCGM exporter reads from a file for each GPU which jobs have it. Role monitoring makes the folder.
+jobs=/run/muster-dcgm-jobs
+if [ -d "$jobs" ]; then
+    for gpu in $(echo "$SLURM_JOB_GPUS" | tr ',' ' '); do
+        echo "$SLURM_JOB_ID" >>"$jobs/$gpu"
+    done
+fi
 exit 0
