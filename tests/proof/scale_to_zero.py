@@ -250,6 +250,7 @@ def test_a_second_run_changes_nothing(fleet: Fleet) -> None:
 def test_a_job_makes_its_nodes_appear(fleet: Fleet) -> None:
     assert fleet.nodes() == {}
     job = fleet.submit(2, "srun hostname")
+    fleet.submit(2, "sleep 900")  # the nodes stay until a test cancels it
     until(lambda: fleet.job(job) == "COMPLETED|0", 900)
     assert fleet.slurm(f"sort /fsx/{job}.out").split() == NODES
     nodes = fleet.nodes()
@@ -268,6 +269,7 @@ def test_nodes_that_configured_themselves_are_watched(fleet: Fleet) -> None:
     for each in fleet.nodes().values():
         asked = fleet.run(each["InstanceId"], "curl -sk -o /dev/null -w '%{http_code}' https://127.0.0.1:9100/metrics")
         assert asked == "401"
+    fleet.slurm("scancel --user=root")
 
 
 def test_idle_nodes_end_with_their_instances(fleet: Fleet) -> None:
