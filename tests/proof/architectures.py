@@ -7,14 +7,18 @@ their faults and kills; the policy against the calls that were made. What needs 
 from __future__ import annotations
 
 import json
+import os
+import queue
+import subprocess
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
+import aws_cli
 import boto3
 import pytest
-from cloud_parts import CLUSTER, IAM, bring, create, credentials, gone, look, node, outputs, running, said, settled, stacks, with_group
+from cloud_parts import CLUSTER, FOLDER, IAM, bring, create, credentials, gone, look, node, outputs, running, said, settled, stacks, with_group
 from local_cloud_api import client, ec2, fault, machines, served
 from module_call import call
 from playbook import run_playbook
@@ -22,6 +26,7 @@ from playbook import run_playbook
 from ansible_collections.muster.fleet.plugins.module_utils.aws import permissions, plan
 from ansible_collections.muster.fleet.plugins.module_utils.aws.cluster import load
 from ansible_collections.muster.fleet.plugins.module_utils.aws.template_batch import PLACEHOLDER
+from localcloud.tasks import Ended
 
 __all__ = ["bring", "call", "client", "create", "credentials", "ec2", "fault", "look", "machines", "served", "stacks"]
 
@@ -269,32 +274,114 @@ OF_SERVICES = {
 }
 
 
-def test_the_commands_of_the_batch_page(create, stacks, client, ec2) -> None:
-    """create-stack of the network and of P6, put-secret-value, submit-job on as many nodes as it says, describe-jobs."""
-    network = create("your-vpc-stack-name", "2.vpc-one-az.yaml", SubnetsAZ="us-east-1a")
-    assert network["StackStatus"] == "CREATE_COMPLETE", network
-    reservation = ec2.create_capacity_reservation(
-        InstanceType="p6-b200.48xlarge", InstancePlatform="Linux/UNIX", AvailabilityZone="us-east-1a", InstanceCount=2
-    )["CapacityReservation"]["CapacityReservationId"]
-    batch = create(
-        "batch-p6",
-        "aws-batch-distributed-training-p6.yaml",
-        VPCStackParameter="your-vpc-stack-name",
-        CapacityReservationId=reservation,
+# What the Batch page of the reference has a user type, in its order, by the AWS CLI itself. Its P5 example deploys the template for P4.
+BATCH_PAGE = r"""
+made() { # `aws cloudformation wait` looks only every 30 seconds
+  until aws cloudformation describe-stacks --stack-name $1 --query 'Stacks[0].StackStatus' | grep -v PROGRESS; do sleep 0.2; done
+}
+aws cloudformation create-stack --stack-name your-vpc-stack-name --template-body file://2.vpc-one-az.yaml \
+  --parameters ParameterKey=SubnetsAZ,ParameterValue=us-east-1a --capabilities CAPABILITY_NAMED_IAM
+made your-vpc-stack-name
+aws cloudformation create-stack \
+  --stack-name aws-batch-distributed-training \
+  --template-body file://0.aws-batch-distributed-training.yaml \
+  --parameters \
+    ParameterKey=VPCStackParameter,ParameterValue="your-vpc-stack-name" \
+    ParameterKey=CapacityReservationId,ParameterValue="$OTHER" \
+  --capabilities CAPABILITY_NAMED_IAM
+aws cloudformation create-stack \
+  --stack-name batch-p6 \
+  --template-body file://aws-batch-distributed-training-p6.yaml \
+  --parameters \
+    ParameterKey=VPCStackParameter,ParameterValue="your-vpc-stack-name" \
+    ParameterKey=CapacityReservationId,ParameterValue="$RESERVATION" \
+  --capabilities CAPABILITY_NAMED_IAM
+made aws-batch-distributed-training
+made batch-p6
+ssh-keygen -q -t rsa -b 2048 -N '' -f "$FOLDER/batch_key"
+aws secretsmanager put-secret-value \
+  --secret-id batch-p6-ssh-key \
+  --secret-string file://$FOLDER/batch_key
+rm "$FOLDER/batch_key" "$FOLDER/batch_key.pub"
+JOB_DEFINITION=$(aws cloudformation describe-stacks \
+  --stack-name batch-p6 \
+  --query 'Stacks[0].Outputs[?OutputKey==`JobDefinitionMultiInstance`].OutputValue' \
+  --output text)
+JOB_QUEUE=$(aws cloudformation describe-stacks \
+  --stack-name batch-p6 \
+  --query 'Stacks[0].Outputs[?OutputKey==`DistributedDeepLearningJQ`].OutputValue' \
+  --output text)
+job=$(aws batch submit-job \
+  --job-name nccl-test-2node \
+  --job-queue ${JOB_QUEUE} \
+  --job-definition ${JOB_DEFINITION} \
+  --node-overrides numNodes=2 --query jobId --output text)
+until aws batch describe-jobs --jobs $job | grep -q stoppedAt; do sleep 0.2; done
+aws batch describe-jobs --jobs $job
+timeout 6 aws logs tail /aws/batch/job --follow || [ $? = 124 ]
+"""
+
+
+class Container:
+    """Stands for the container of a node of a job, which prints what it was told, and runs until all nodes have printed."""
+
+    nodes = 0
+
+    def __init__(self, task: Any) -> None:
+        self.address = "10.0.0.1"
+        self.lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self.lines.put(f"node {task.env['AWS_BATCH_JOB_NODE_INDEX']} of {task.env['AWS_BATCH_JOB_NUM_NODES']}: {task.env['MUSTER_COMMAND']}")
+        assert "PRIVATE KEY" in task.env["MUSTER_SSH_KEY"]
+        Container.nodes += 1
+
+    def running(self) -> bool:
+        return True
+
+    def ended(self) -> Ended | None:
+        return Ended(0) if Container.nodes == 2 else None
+
+    def stop(self, _patience: int) -> None:
+        return
+
+
+def test_the_commands_of_the_batch_page(client, ec2, served, machines, monkeypatch, tmp_path: Path) -> None:
+    for name, what in {"run_task": Container, "end_task": lambda _task: None, "room_mib": lambda: 64000}.items():
+        monkeypatch.setattr(machines, name, what, raising=False)
+    place = {"InstancePlatform": "Linux/UNIX", "AvailabilityZone": "us-east-1a", "InstanceCount": 2}
+    other, reservation = (
+        ec2.create_capacity_reservation(InstanceType=kind, **place)["CapacityReservation"]["CapacityReservationId"]
+        for kind in ("p4d.24xlarge", "p6-b200.48xlarge")
     )
-    assert batch["StackStatus"] == "CREATE_COMPLETE", batch
-    found = outputs(batch)
-    secrets = client("secretsmanager")
-    secrets.put_secret_value(SecretId="batch-p6-ssh-key", SecretString="-----BEGIN OPENSSH PRIVATE KEY-----")
-    assert secrets.get_secret_value(SecretId=found["SSHKeySecretArn"])["SecretString"].startswith("-----BEGIN")
-    queue = client("batch").describe_job_queues(jobQueues=[found["DistributedDeepLearningJQ"]])["jobQueues"][0]
-    assert (queue["jobQueueName"], queue["state"]) == ("batch-p6", "ENABLED")
-    environment = client("batch").describe_compute_environments()["computeEnvironments"][0]
+    more = {"RESERVATION": reservation, "OTHER": other, "FOLDER": str(tmp_path), "HOME": str(tmp_path), "AWS_PAGER": ""}
+    more["PATH"] = f"{aws_cli.folder()}:{os.environ['PATH']}"
+    typed = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", BATCH_PAGE],
+        cwd=FOLDER,
+        env={**os.environ, **served.env, **more},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=200,
+    )
+    assert typed.returncode == 0, typed.stdout + typed.stderr
+    assert typed.stdout.count('"CREATE_COMPLETE"') == 3, typed.stdout
+    assert '"status": "SUCCEEDED"' in typed.stdout and '"numNodes": 2' in typed.stdout
+    for node in (0, 1):
+        assert f"node {node} of 2: /opt/nccl-tests/build/all_reduce_perf" in typed.stdout, "what a node printed is not in its log"
+
+    stacks = client("cloudformation")
+    found = outputs(stacks.describe_stacks(StackName="batch-p6")["Stacks"][0])
+    network = outputs(stacks.describe_stacks(StackName="your-vpc-stack-name")["Stacks"][0])
+    queue_of = client("batch").describe_job_queues(jobQueues=[found["DistributedDeepLearningJQ"]])["jobQueues"][0]
+    assert (queue_of["jobQueueName"], queue_of["state"]) == ("batch-p6", "ENABLED")
+    [environment] = [
+        each for each in client("batch").describe_compute_environments()["computeEnvironments"] if "p6-b200.48xlarge" in str(each)
+    ]
     template = environment["computeResources"]["launchTemplate"]["launchTemplateId"]
     data = ec2.describe_launch_template_versions(LaunchTemplateId=template)["LaunchTemplateVersions"][0]["LaunchTemplateData"]
     assert [each["InterfaceType"] for each in data["NetworkInterfaces"]] == ["interface", *["efa-only"] * 8]
     assert data["CapacityReservationSpecification"]["CapacityReservationTarget"] == {"CapacityReservationId": reservation}
-    assert {each["Groups"][0] for each in data["NetworkInterfaces"]} == {outputs(network)["SecurityGroup"]}
+    assert {each["Groups"][0] for each in data["NetworkInterfaces"]} == {network["SecurityGroup"]}
     [definition] = client("batch").describe_job_definitions(jobDefinitions=[found["JobDefinitionMultiInstance"]])["jobDefinitions"]
     assert definition["type"] == "multinode"
 
