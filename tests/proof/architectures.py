@@ -25,6 +25,7 @@ from playbook import run_playbook
 
 from ansible_collections.muster.fleet.plugins.module_utils.aws import permissions, plan
 from ansible_collections.muster.fleet.plugins.module_utils.aws.cluster import load
+from ansible_collections.muster.fleet.plugins.module_utils.aws.stacks import Stack
 from ansible_collections.muster.fleet.plugins.module_utils.aws.template_batch import PLACEHOLDER
 from localcloud.tasks import Ended
 
@@ -112,6 +113,48 @@ def test_a_resource_that_fails_is_a_sentence(bring, fault, ec2, failure: tuple[s
     again = bring("ec2")
     assert "Stack mine-ec2 is ROLLBACK_COMPLETE" in again["msg"] and "remove it by verb=down" in again["msg"]
     assert bring("ec2", "absent")["changed"] and bring("ec2")["changed"] and len(running(ec2)) == 3
+
+
+def test_a_file_system_that_fails_is_a_sentence_and_nothing_stays(bring, look, fault, client) -> None:
+    bring("vpc", cluster=STORED)
+    fault(action="CreateFileSystem", error="ServiceLimitExceeded")
+    done = bring("fsx", cluster=STORED)
+    said = "Stack mine-fsx was not made: LustreFileSystem: "
+    assert done["failed"] and done["msg"].startswith(said) and done["msg"].endswith("; ask for a higher quota, or remove what is not used.")
+    assert client("fsx").describe_file_systems()["FileSystems"] == []
+    assert "Then remove it by verb=down, and run verb=up again." in bring("fsx", cluster=STORED)["msg"]
+    assert bring("fsx", "absent", cluster=STORED)["changed"] and bring("fsx", cluster=STORED)["changed"]
+
+
+def test_a_session_that_expires_in_the_middle_goes_on(bring, look, fault, monkeypatch) -> None:
+    settled = Stack.settled
+
+    def expired(self: Stack, found: Any) -> Any:
+        fault(action="DescribeStacks", error="ExpiredToken")
+        return settled(self, found)
+
+    fault(action="CreateNatGateway", delay=1.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(Stack, "settled", expired)
+        assert bring("vpc")["msg"] == "The AWS credentials have expired (ExpiredToken in region us-east-1); log in again."
+    assert look("status")["stacks"][0]["status"] == "CREATE_IN_PROGRESS"
+    assert bring("vpc")["changed"] is False and look("status")["stacks"][0]["status"] == "CREATE_COMPLETE"
+
+
+def test_a_queue_with_jobs_stays(bring, client, machines, monkeypatch) -> None:
+    monkeypatch.setattr(machines, "room_mib", lambda: 0, raising=False)  # so that the job waits
+    bring("vpc", cluster=BATCH)
+    bring("batch", cluster=BATCH)
+    batch = client("batch")
+    job = batch.submit_job(jobName="long", jobQueue="mine-batch-gpu", jobDefinition="mine-batch-gpu-single")["jobId"]
+    done = bring("batch", "absent", cluster=BATCH)
+    said = f"Queue mine-batch-gpu has jobs that are not over: 1, first {job}; wait, or stop each by aws batch terminate-job, "
+    assert done["failed"] and done["msg"] == said + "then run verb=down."
+    batch.terminate_job(jobId=job, reason="enough")
+    end = time.monotonic() + 10
+    while "stoppedAt" not in batch.describe_jobs(jobs=[job])["jobs"][0] and time.monotonic() < end:
+        time.sleep(0.1)
+    assert bring("batch", "absent", cluster=BATCH)["changed"]
 
 
 def test_a_change_that_fails_leaves_the_stack_as_it_was(bring, fault, ec2) -> None:

@@ -218,6 +218,14 @@ def test_a_call_that_is_refused_is_a_sentence(bring, fault, error: str, said: st
     assert said in bring("vpc")["msg"]
 
 
+def test_another_account_is_refused_by_each_verb(bring, look, ec2) -> None:
+    wrong = {**CLUSTER, "account": "999999999999"}
+    told = [bring("vpc", cluster=wrong), bring("vpc", "absent", cluster=wrong)]
+    told += [look(what, cluster=wrong) for what in ("preflight", "status", "cost", "left")]
+    said = "The credentials are of account 123456789012, and the cluster is for 999999999999; take another profile."
+    assert [each.get("msg") for each in told] == [said] * 6
+
+
 PREFLIGHTS: list[tuple[dict[str, Any], str]] = [
     (
         {"account": "999999999999"},

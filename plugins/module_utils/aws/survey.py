@@ -12,6 +12,7 @@ from ansible_collections.muster.fleet.plugins.module_utils.aws.accounts import A
 from ansible_collections.muster.fleet.plugins.module_utils.aws.boot import NODE_TAG
 from ansible_collections.muster.fleet.plugins.module_utils.aws.cluster import ClusterError
 
+UNFINISHED = ("SUBMITTED", "PENDING", "RUNNABLE", "STARTING", "RUNNING")
 ALIVE = ("pending", "running", "stopping", "stopped")
 
 
@@ -130,6 +131,21 @@ def left(region, cluster):
     own = [{"Name": "tag:%s" % plan.CLUSTER_TAG, "Values": [cluster["name"]]}]
     found += [{"what": "volume", "id": each["VolumeId"]} for each in region.every("ec2", "DescribeVolumes", "Volumes", Filters=own)]
     return found
+
+
+def refuse_jobs(region, wanted):
+    """Raise ClusterError when a queue of Batch, whose name is that of its stack, has jobs that are not over."""
+    for name in [each["name"] for each in wanted if stack(region, each["name"])]:
+        jobs: list[str] = []
+        for status in UNFINISHED:
+            try:
+                jobs += [each["jobId"] for each in region.every("batch", "ListJobs", "jobSummaryList", jobQueue=name, jobStatus=status)]
+            except AwsError as error:
+                if error.code != "ClientException":  # a stack that failed has no queue
+                    raise
+        if jobs:
+            message = "Queue %s has jobs that are not over: %d, first %s; wait, or stop each by aws batch terminate-job, then run verb=down."
+            raise ClusterError(message % (name, len(jobs), jobs[0]))
 
 
 def end_slurm_nodes(region, cluster, check=False):
