@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import queue
+import shutil
 import subprocess
 import threading
 import time
@@ -18,6 +19,7 @@ from typing import Any
 import aws_cli
 import boto3
 import pytest
+import yaml
 from cloud_parts import CLUSTER, FOLDER, IAM, bring, create, credentials, gone, look, node, outputs, running, said, settled, stacks, with_group
 from local_cloud_api import client, ec2, fault, machines, served
 from module_call import call
@@ -427,6 +429,36 @@ def test_the_commands_of_the_batch_page(client, ec2, served, machines, monkeypat
     assert {each["Groups"][0] for each in data["NetworkInterfaces"]} == {network["SecurityGroup"]}
     [definition] = client("batch").describe_job_definitions(jobDefinitions=[found["JobDefinitionMultiInstance"]])["jobDefinitions"]
     assert definition["type"] == "multinode"
+
+
+def test_the_storage_of_the_eks_page(create, client, served, tmp_path: Path) -> None:
+    """fsx_create.sh and fsx_delete.sh in the network that eksctl made."""
+    network = outputs(create("net", "2.vpc-one-az.yaml", SubnetsAZ="us-east-1a"))
+    values = {"SubnetsPrivate": network["PrivateSubnet"] + ",subnet-other", "SharedNodeSecurityGroup": network["SecurityGroup"]}
+    made = {"Resources": {"Logs": {"Type": "AWS::Logs::LogGroup"}}, "Outputs": {name: {"Value": each} for name, each in values.items()}}
+    create("eksctl-eks-p4d-cluster", made)
+    page = tmp_path / "kubernetes/eks"
+    shutil.copytree(FOLDER.parent / "kubernetes/eks", page)
+    (tmp_path / "cloudformation").symlink_to(FOLDER)
+    env = {**os.environ, **served.env, "PATH": f"{aws_cli.folder()}:{os.environ['PATH']}", "HOME": str(tmp_path), "AWS_PAGER": ""}
+
+    def typed(name: str) -> str:
+        done = subprocess.run(["bash", f"./{name}"], cwd=page, env=env, capture_output=True, text=True, check=False, timeout=200)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    typed("fsx_create.sh")
+    [found] = client("fsx").describe_file_systems()["FileSystems"]
+    assert (found["StorageCapacity"], found["SubnetIds"]) == (1200, [network["PrivateSubnet"]])
+    volume, claim = yaml.safe_load_all((page / "fsx-pvc-static.yaml").read_text())
+    assert volume["spec"]["csi"]["volumeHandle"] == found["FileSystemId"]
+    assert volume["spec"]["csi"]["volumeAttributes"] == {
+        "dnsname": f"{found['FileSystemId']}.fsx.us-east-1.amazonaws.com",
+        "mountname": outputs(client("cloudformation").describe_stacks(StackName="eks-p4d-fsx")["Stacks"][0])["FSxLustreFilesystemMountname"],
+    }
+    assert claim["spec"]["resources"]["requests"]["storage"] == "1200Gi"
+    typed("fsx_delete.sh")
+    assert client("fsx").describe_file_systems()["FileSystems"] == []
 
 
 def test_a_network_in_several_zones(create, stacks, ec2) -> None:
