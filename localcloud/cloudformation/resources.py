@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import secrets
 from collections.abc import Callable
 from typing import Any
 
@@ -286,7 +287,8 @@ def delete_secret(scope: Scope, made: str, _properties: dict[str, Any], _attribu
 
 
 def repository(scope: Scope, properties: dict[str, Any]) -> Made:
-    made = scope.name(properties.get("RepositoryName")).lower()
+    # Its name is new each time, because one that a former stack left may be there.
+    made = (properties.get("RepositoryName") or f"{scope.name()}-{secrets.token_hex(6)}").lower()
     found = scope.call("ecr", "create_repository", repositoryName=made)["repository"]
     return made, {"Arn": found["repositoryArn"], "RepositoryUri": found["repositoryUri"]}
 

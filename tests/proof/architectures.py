@@ -68,7 +68,7 @@ def test_a_bucket_of_somebody_else_is_not_emptied(bring, client) -> None:
 BATCH: dict[str, Any] = {**CLUSTER, "kind": "batch", "nodes": CLUSTER["nodes"][:1]}
 
 
-def test_batch_gets_a_key_once_and_nobody_sees_it(bring, client) -> None:
+def test_batch_gets_a_key_once_and_nobody_sees_it(bring, look, client) -> None:
     bring("vpc", cluster=BATCH)
     done = bring("batch", cluster=BATCH)
     [stack] = done["stacks"]
@@ -79,7 +79,10 @@ def test_batch_gets_a_key_once_and_nobody_sees_it(bring, client) -> None:
     again = bring("batch", cluster=BATCH)
     assert not again["changed"]
     assert client("secretsmanager").get_secret_value(SecretId=stack["outputs"]["SSHKeySecretArn"])["SecretString"] == key
-    assert bring("batch", "absent", cluster=BATCH)["kept"][0]["type"] == "AWS::ECR::Repository"
+    [kept] = bring("batch", "absent", cluster=BATCH)["kept"]
+    assert kept["type"] == "AWS::ECR::Repository"
+    assert {"what": "images", "id": kept["id"]} in look("left", cluster=BATCH)["left"], "nobody says that the images stay"
+    assert bring("batch", cluster=BATCH)["changed"], "the images that stay are in the way of the next up"
 
 
 def test_a_run_that_was_killed_goes_on(bring, fault, client) -> None:
@@ -252,6 +255,7 @@ def test_the_policy_names_what_was_called_and_nothing_else(bring, look, fault, m
     changed = {**STORED, "nodes": [{**CLUSTER["nodes"][0], "count": 1, "disk": 300}]}
     for what in ("preflight", "status", "cost", "left"):
         look(what, cluster={**STORED, "key_pair": ""})
+    look("left", cluster=BATCH)
     bring("ec2", cluster=changed, check_mode=True)
     bring("ec2", cluster=changed)
     for cluster, part in ((BATCH, "batch"), (STORED, "ec2"), (STORED, "fsx"), (STORED, "s3"), (STORED, "vpc")):
@@ -272,8 +276,8 @@ IAM_NAME = {
     "s3:ListObjectVersions": "s3:ListBucketVersions",
     "s3:DeleteObjects": "s3:DeleteObjectVersion",
 }
-# The test's own call.
-LOCAL_ONLY = {"s3:PutObject"}
+# The test's own call, and the local cloud's.
+LOCAL_ONLY = {"s3:PutObject", "iam:ListRoles"}
 # What AWS's CloudFormation and services call for us, by their documentation; the local cloud needs less.
 OF_SERVICES = {
     "batch:DescribeComputeEnvironments",
@@ -293,7 +297,6 @@ OF_SERVICES = {
     "ec2:DescribeSubnets",
     "ec2:DescribeVpcEndpoints",
     "ec2:DescribeVpcs",
-    "ecr:DescribeRepositories",
     "ecr:TagResource",
     "fsx:CreateDataRepositoryAssociation",
     "fsx:DeleteDataRepositoryAssociation",

@@ -128,6 +128,11 @@ def left(region, cluster):
         found.append({"what": "bucket", "id": bucket})
     found += [{"what": "NAT gateway", "id": each} for each in nat_gateways(region, cluster)]
     found += [{"what": "instance", "id": each["InstanceId"]} for each in instances(region, cluster)]
+    if cluster["kind"] == "batch":
+        # CloudFormation names a repository after its stack.
+        names = tuple("%s-" % each["name"] for each in plan.stacks(cluster, "batch"))
+        repositories = region.every("ecr", "DescribeRepositories", "repositories")
+        found += [{"what": "images", "id": each["repositoryName"]} for each in repositories if each["repositoryName"].startswith(names)]
     own = [{"Name": "tag:%s" % plan.CLUSTER_TAG, "Values": [cluster["name"]]}]
     found += [{"what": "volume", "id": each["VolumeId"]} for each in region.every("ec2", "DescribeVolumes", "Volumes", Filters=own)]
     return found
