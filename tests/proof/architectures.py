@@ -20,7 +20,23 @@ import aws_cli
 import boto3
 import pytest
 import yaml
-from cloud_parts import CLUSTER, FOLDER, IAM, bring, create, credentials, gone, look, node, outputs, running, said, settled, stacks, with_group
+from cloud_parts import (
+    CLUSTER,
+    FOLDER,
+    IAM,
+    bring,
+    create,
+    credentials,
+    gone,
+    look,
+    node,
+    outputs,
+    running,
+    said,
+    settled,
+    stacks,
+    with_group,
+)
 from local_cloud_api import client, ec2, fault, machines, served
 from module_call import call
 from playbook import run_playbook
@@ -378,7 +394,9 @@ class Container:
     def __init__(self, task: Any) -> None:
         self.address = "10.0.0.1"
         self.lines: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self.lines.put(f"node {task.env['AWS_BATCH_JOB_NODE_INDEX']} of {task.env['AWS_BATCH_JOB_NUM_NODES']}: {task.env['MUSTER_COMMAND']}")
+        self.lines.put(
+            f"node {task.env['AWS_BATCH_JOB_NODE_INDEX']} of {task.env['AWS_BATCH_JOB_NUM_NODES']}: {task.env['MUSTER_COMMAND']}"
+        )
         assert "PRIVATE KEY" in task.env["MUSTER_SSH_KEY"]
         Container.nodes += 1
 
@@ -392,7 +410,8 @@ class Container:
         return
 
 
-def test_the_commands_of_the_batch_page(client, ec2, served, machines, monkeypatch, tmp_path: Path) -> None:
+def test_the_commands_of_the_batch_page(client, served, machines, monkeypatch, tmp_path: Path) -> None:
+    ec2 = client("ec2")
     for name, what in {"run_task": Container, "end_task": lambda _task: None, "room_mib": lambda: 64000}.items():
         monkeypatch.setattr(machines, name, what, raising=False)
     place = {"InstancePlatform": "Linux/UNIX", "AvailabilityZone": "us-east-1a", "InstanceCount": 2}
@@ -414,8 +433,8 @@ def test_the_commands_of_the_batch_page(client, ec2, served, machines, monkeypat
     assert typed.returncode == 0, typed.stdout + typed.stderr
     assert typed.stdout.count('"CREATE_COMPLETE"') == 3, typed.stdout
     assert '"status": "SUCCEEDED"' in typed.stdout and '"numNodes": 2' in typed.stdout
-    for node in (0, 1):
-        assert f"node {node} of 2: /opt/nccl-tests/build/all_reduce_perf" in typed.stdout, "what a node printed is not in its log"
+    for index in (0, 1):
+        assert f"node {index} of 2: /opt/nccl-tests/build/all_reduce_perf" in typed.stdout, "what a node printed is not in its log"
 
     stacks = client("cloudformation")
     found = outputs(stacks.describe_stacks(StackName="batch-p6")["Stacks"][0])
@@ -457,7 +476,9 @@ def test_the_storage_of_the_eks_page(create, client, served, tmp_path: Path) -> 
     assert volume["spec"]["csi"]["volumeHandle"] == found["FileSystemId"]
     assert volume["spec"]["csi"]["volumeAttributes"] == {
         "dnsname": f"{found['FileSystemId']}.fsx.us-east-1.amazonaws.com",
-        "mountname": outputs(client("cloudformation").describe_stacks(StackName="eks-p4d-fsx")["Stacks"][0])["FSxLustreFilesystemMountname"],
+        "mountname": outputs(client("cloudformation").describe_stacks(StackName="eks-p4d-fsx")["Stacks"][0])[
+            "FSxLustreFilesystemMountname"
+        ],
     }
     assert claim["spec"]["resources"]["requests"]["storage"] == "1200Gi"
     typed("fsx_delete.sh")

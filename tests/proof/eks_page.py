@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""A proof: the kubectl commands of AWS's sample for EKS, with the files of kubernetes/eks, on a real Kubernetes that rehearses p4d.24xlarge.
+"""A proof: the kubectl commands of AWS's sample for EKS with the files of kubernetes/eks, on a real Kubernetes that rehearses its type.
 
 Images of registries are not there, and no pod reaches Lustre: pods that need them have an image of this machine, and an empty folder.
 Run by `make proofs`, or `pytest --engine tests/proof/eks_page.py`.

@@ -16,7 +16,18 @@ import pytest
 from ansible_collections.muster.fleet.plugins.module_utils.paths import cache_dir
 
 SYSTEM = "/usr/bin/python3"  # for which Debian built the packages
-DEPENDS = "apt-cache depends --recurse --no-recommends --no-suggests --no-conflicts --no-breaks --no-replaces --no-enhances awscli".split()
+DEPENDS = [
+    "apt-cache",
+    "depends",
+    "--recurse",
+    "--no-recommends",
+    "--no-suggests",
+    "--no-conflicts",
+    "--no-breaks",
+    "--no-replaces",
+    "--no-enhances",
+    "awscli",
+]
 # This version of the CLI reads no AWS_ENDPOINT_URL.
 WRAPPER = f"""#!/bin/sh
 PYTHONPATH=%(root)s/usr/lib/python3/dist-packages exec {SYSTEM} %(root)s/usr/bin/aws --endpoint-url "$AWS_ENDPOINT_URL" "$@"

@@ -69,7 +69,11 @@ TABLE: list[dict[str, Any]] = [
     {"name": "other", "groups": ["muster_gpu"]},
     {"name": "optional"},
     {"name": "lustre_client"},
-    *(each for each in yaml.safe_load((ROOT / "playbooks/vars/components.yml").read_text())["component_table"] if each["name"] == "storage"),
+    *(
+        each
+        for each in yaml.safe_load((ROOT / "playbooks/vars/components.yml").read_text())["component_table"]
+        if each["name"] == "storage"
+    ),
 ]
 
 
@@ -254,7 +258,9 @@ def test_a_node_learns_the_lustre_that_nobody_else_mounts(kind: str, mounts: boo
 
 @pytest.mark.parametrize(("kind", "mounts"), [("ec2", True), ("pcs", True), ("hyperpod-slurm", False), ("parallelcluster", False)])
 def test_a_node_learns_the_openzfs_that_nobody_else_mounts(kind: str, mounts: bool) -> None:
-    nodes = [{"name": "head", "type": "m6i.large", "role": "controller", "count": 1}] if kind in ("parallelcluster", "hyperpod-slurm") else []
+    nodes = (
+        [{"name": "head", "type": "m6i.large", "role": "controller", "count": 1}] if kind in ("parallelcluster", "hyperpod-slurm") else []
+    )
     nodes.append({"name": "gpu", "type": "p5.48xlarge", "count": 1})
     made = cluster(kind=kind, nodes=nodes, storage={"bucket": "my-bucket", "openzfs": {"gib": 512}})
     found = boot.facts(made, made["nodes"][0])

@@ -104,7 +104,7 @@ def test_a_text_is_stored_once_and_never_shown(call, credentials, client, fault,
 
 def facts_of(script: str) -> dict[str, Any]:
     """The variables in a boot script."""
-    return json.loads(script.split("<<'MUSTER_NODE'", 1)[1].split("\n", 1)[1].split("MUSTER_NODE")[0])
+    return json.loads(script.split("<<'MUSTER_NODE'", 1)[1].split("\n", 1)[1].split("MUSTER_NODE", maxsplit=1)[0])
 
 
 def started(machines) -> str:

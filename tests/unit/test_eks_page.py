@@ -79,5 +79,7 @@ def test_fsdp_sh_writes_the_job_and_keeps_the_token_out_of_it(tmp_path: Path) ->
 def test_the_scripts_are_clean() -> None:
     if not shutil.which("shellcheck"):
         pytest.skip("not_run: there is no shellcheck")
-    found = subprocess.run(["shellcheck", "-x", *sorted(map(str, FOLDER.glob("*.sh")))], cwd=FOLDER, capture_output=True, text=True, check=False)
+    found = subprocess.run(
+        ["shellcheck", "-x", *sorted(map(str, FOLDER.glob("*.sh")))], cwd=FOLDER, capture_output=True, text=True, check=False
+    )
     assert found.returncode == 0, found.stdout

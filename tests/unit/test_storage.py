@@ -51,7 +51,11 @@ def test_clients_of_an_export() -> None:
         ({"storage_path": "fsx"}, ["a"], "The shared file system cannot be mounted at 'fsx' (storage_path)"),
         ({"storage_path": "/"}, ["a"], "The shared file system cannot be mounted at '/' (storage_path)"),
         ({"storage_path": "/my data"}, ["a"], "The shared file system cannot be mounted at '/my data' (storage_path)"),
-        ({"storage_source": "fs-1:/fsx"}, ["a"], "The file system of storage_source (fs-1:/fsx) and that of the group muster_storage (a) have"),
+        (
+            {"storage_source": "fs-1:/fsx"},
+            ["a"],
+            "The file system of storage_source (fs-1:/fsx) and that of the group muster_storage (a) have",
+        ),
         ({"storage_source": "fs-1/fsx"}, [], "Variable storage_source is 'fs-1/fsx'; give HOST:/PATH, such as fs-"),
         ({"storage_nconnect": 17}, ["a"], "Variable storage_nconnect is 17; a client opens at most 16 connections"),
     ],

@@ -229,7 +229,9 @@ def _vpc(found, where):
         raise ClusterError("%s: vpc.subnets and vpc.security_group are of an existing VPC; add vpc.id, or remove them." % where)
     own = [each for each in ("cidr", "nat", "endpoints") if vpc[each] != VPC[each][1]]
     if own and (vpc["stack"] or vpc["id"]):
-        raise ClusterError("%s: vpc.%s is of a new VPC, and vpc.%s names one; remove one." % (where, own[0], "id" if vpc["id"] else "stack"))
+        raise ClusterError(
+            "%s: vpc.%s is of a new VPC, and vpc.%s names one; remove one." % (where, own[0], "id" if vpc["id"] else "stack")
+        )
     one_of(vpc["nat"], ("one", "zone", "none"), "%s: vpc.nat" % where)
     try:
         network = ipaddress.IPv4Network(vpc["cidr"])
@@ -372,7 +374,9 @@ def _check_readers(found, where):
         raise ClusterError("%s: storage.openzfs is for home folders, which jobs of Batch have not; remove it, or take lustre." % where)
     for group in found["nodes"]:
         if kind == "batch" and group["min"] != group["count"]:
-            raise ClusterError("%s: node group %s has min %d, and Batch begins with none; remove min." % (where, group["name"], group["min"]))
+            raise ClusterError(
+                "%s: node group %s has min %d, and Batch begins with none; remove min." % (where, group["name"], group["min"])
+            )
         if kind in REPAIR_KINDS and group["placement_group"] != _placed(accelerated(group["type"]), group):
             message = "%s: node group %s has placement_group, which %s decides itself; remove it."
             raise ClusterError(message % (where, group["name"], kind))

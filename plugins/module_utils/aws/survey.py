@@ -149,7 +149,9 @@ def refuse_jobs(region, wanted):
                 if error.code != "ClientException":  # a stack that failed has no queue
                     raise
         if jobs:
-            message = "Queue %s has jobs that are not over: %d, first %s; wait, or stop each by aws batch terminate-job, then run verb=down."
+            message = (
+                "Queue %s has jobs that are not over: %d, first %s; wait, or stop each by aws batch terminate-job, then run verb=down."
+            )
             raise ClusterError(message % (name, len(jobs), jobs[0]))
 
 
