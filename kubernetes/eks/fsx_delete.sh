@@ -2,6 +2,7 @@
 # Deletes the Lustre of fsx_create.sh with all of its data.
 set -euo pipefail
 cd "$(dirname "$0")"
+# shellcheck source=/dev/null
 . ./fsx.conf
 id=$(aws cloudformation describe-stacks --region "$REGION" --stack-name "$STACK" \
   --query "Stacks[0].Outputs[?OutputKey=='FSxLustreFilesystemId'].OutputValue" --output text)
