@@ -11,7 +11,6 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,6 +18,7 @@ import torch.distributed as dist
 from trainer.checkpoint.folder import Folder
 from trainer.checkpoint.store import Store, open_store
 from trainer.cli import LocalError, Parser, TrainerError, UsageError
+from trainer.comm import told_by_all
 from trainer.config import TrainConfig, read_train
 from trainer.data.loader import Loader, open_source
 from trainer.devices import GIB, usable
@@ -210,10 +210,7 @@ def run(config: TrainConfig, expected: set[str], ranks: Ranks) -> int:
     shape = read_shape(config)
     layout = layout_of(config, shape, ranks.world_size)
     device, backend = join(ranks, config.backend, min(config.timeout_s, PATIENCE))
-    hosts: list[Any] = [None] * ranks.world_size
-    dist.all_gather_object(hosts, socket.gethostname())
-    versions: list[Any] = [None] * ranks.world_size
-    dist.all_gather_object(versions, torch.__version__)
+    hosts, versions = told_by_all(socket.gethostname()), told_by_all(torch.__version__)
     report, precision = Report(), ["fp32"]
 
     def check_precision() -> str:
@@ -235,9 +232,7 @@ def run(config: TrainConfig, expected: set[str], ranks: Ranks) -> int:
     report.add("data", lambda: check_data(config, shape, layout, ranks.rank))
     check_checkpoints(report, config, shape, ranks.rank)
     report.add("collectives", lambda: check_collectives(device))
-    everybody: list[Any] = [None] * ranks.world_size
-    dist.all_gather_object(everybody, report.found)
-    lines = tell(everybody, hosts)
+    lines = tell(told_by_all(report.found), hosts)
     faults = sum(line.startswith("FAULT") for line in lines)
     if ranks.rank == 0:
         print("\n".join(lines))

@@ -19,7 +19,7 @@ from trainer import hf, optim
 from trainer.checkpoint.saver import Saver, load, state_of
 from trainer.checkpoint.store import Store, newest, open_store, same
 from trainer.cli import TrainerError, UsageError
-from trainer.comm import first_does, wait_for_all
+from trainer.comm import first_does, told_by_all, wait_for_all
 from trainer.config import ModelFlags, TrainConfig, read_train
 from trainer.data.loader import Loader, open_source
 from trainer.estimate.memory import advice, memory_here, plan_of
@@ -243,9 +243,7 @@ class Run:
             math.isfinite(reading.share),
             f"rank {self.ranks.rank} on {socket.gethostname()}, samples {self.loader.where(reading.samples)}",
         )
-        everyone: list[Any] = [None] * self.ranks.world_size
-        dist.all_gather_object(everyone, mine)
-        whose = [where for finite, where in everyone if not finite] or [f"samples {reading.samples} to {reading.samples + self.batch - 1}"]
+        whose = [where for finite, where in told_by_all(mine) if not finite] or [f"samples {reading.samples} to {reading.samples + self.batch - 1}"]
         self.observer.lines.write(event="not_finite", step=reading.step, batches=whose)
         raise TrainerError(
             f"the loss of step {reading.step} is {reading.loss} and its gradient norm {reading.norm}, in the batch of "

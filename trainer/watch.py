@@ -12,12 +12,12 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from trainer.cli import TrainerError
+from trainer.comm import told_by_all
 from trainer.launch import leave
 
 # Messages of gloo and NCCL when a peer is gone, from torch 2.11 to 2.15.
@@ -173,9 +173,7 @@ class Stragglers:
         size = 2048 if device.type == "cuda" else 128
         self.left = torch.ones(size, size, device=device)
         self.out = torch.empty_like(self.left)
-        hosts: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(hosts, socket.gethostname(), group=self.group)
-        self.hosts = hosts
+        self.hosts = told_by_all(socket.gethostname(), self.group)
 
     def probe(self) -> float:
         """Seconds of some matrix products: the best of five, because one disturbance makes no straggler."""

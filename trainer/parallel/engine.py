@@ -39,7 +39,6 @@ class Engine:
     pipeline: Pipeline | None
     copies: dict[str, int]  # by parameter, how many ranks have the same part
     scale: LossScale | None = None
-    skipped: int = 0
     weights: Tensor | None = None  # of the gradients' norms in the whole norm, so that a part counts once however many ranks have it
 
     @property
@@ -145,7 +144,6 @@ class Engine:
             return True
         finite = math.isfinite(norm)
         self.scale.update(finite)
-        self.skipped += not finite
         return finite
 
 

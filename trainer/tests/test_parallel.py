@@ -108,7 +108,6 @@ def test_an_overflow_in_fp16_skips_the_step_and_halves_the_scale(alone: None) ->
     half.forward_backward(SAMPLES)
     assert not half.keeps(half.clip(1.0).item())
     assert half.scale.value == 2.0**39
-    assert half.skipped == 1
     half.scale.value, half.scale.good = 1024.0, 1999
     for parameter in half.model.parameters():
         parameter.grad = None
