@@ -158,7 +158,8 @@ def build(shape: Shape, config: TrainConfig, device: torch.device, source: Sourc
         if not empty:
             fill(model, parts, source, config.seed, config.initializer_range)
         models.append(model)
-        wrapped.append(replicate(model, ranks["shard"].get_group()) if layout.ddp else model)
+        options = {"gradient_as_bucket_view": True, "init_sync": False}
+        wrapped.append(DistributedDataParallel(model, process_group=ranks["shard"].get_group(), **options) if layout.ddp else model)
         copies |= {name: part.copies for name, part in parts.items()}
     pipeline = None
     if layout.pipeline > 1:
@@ -221,18 +222,6 @@ def shard(model: Llama, layout: Layout, meshes: dict[str, DeviceMesh], compute: 
             # The loss is divided by the tokens of all ranks, so gradients are summed; gloo cannot divide inside the sum.
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
-
-
-def replicate(model: Llama, group: dist.ProcessGroup) -> DistributedDataParallel:
-    """Put DDP around the model; it sums the gradients instead of averaging them."""
-    made = DistributedDataParallel(model, process_group=group, gradient_as_bucket_view=True, init_sync=False)
-
-    def summed(_state: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-        work = dist.all_reduce(bucket.buffer(), group=group, async_op=True)
-        return work.get_future().then(lambda done: done.value()[0])
-
-    made.register_comm_hook(None, summed)
-    return made
 
 
 @torch.no_grad()

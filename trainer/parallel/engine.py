@@ -89,7 +89,8 @@ class Engine:
         with -100 for a token that does not count. Returns this rank's share of the loss; the shares of all ranks add up to the mean."""
         tokens, wanted = self._cut(batch, labels, self.config.train_batch_size)
         counted = self._counted(batch, labels)
-        scale = (self.scale.value if self.scale else 1.0) / counted
+        # DDP averages the gradients of its ranks instead of adding them up.
+        scale = (self.scale.value if self.scale else 1.0) * (self.layout.shard if self.layout.ddp else 1) / counted
         with self._around():
             if self.pipeline:
                 results = self.pipeline.run(tokens, wanted, scale)
