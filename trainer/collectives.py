@@ -7,12 +7,13 @@ does not match by chance. The numbers are so small that every sum is exact, so o
 """
 
 import argparse
+import functools
 import os
 import socket
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -33,16 +34,27 @@ COPY_OUT = "in-place sends from a copy of the buffer, because torch.distributed 
 NOTES = {"all_reduce": COPY_IN, "broadcast": COPY_IN, "alltoall": COPY_OUT, "sendrecv": COPY_OUT}
 
 
+def exact_to(dtype: torch.dtype) -> int:
+    """The type represents all whole numbers up to this one."""
+    return int(2 / torch.finfo(dtype).eps) if dtype.is_floating_point else torch.iinfo(dtype).max
+
+
 @dataclass(frozen=True)
 class Bench:
-    """The settings of all measurements of a run: `asked` are the arguments, `tables` are (ranks, PERIOD) float64."""
+    """The settings of all measurements of a run: `asked` are the arguments."""
 
     asked: argparse.Namespace
-    rank: int
-    ranks: int
     device: torch.device
     dtype: torch.dtype
-    tables: Tensor
+    rank: int = field(default_factory=dist.get_rank)
+    ranks: int = field(default_factory=dist.get_world_size)
+
+    @functools.cached_property
+    def tables(self) -> Tensor:
+        """The elements of each rank, (ranks, PERIOD) in float64."""
+        draws = [torch.Generator().manual_seed(rank) for rank in range(self.ranks)]
+        highest = min(7, exact_to(self.dtype) // self.ranks)
+        return torch.stack([torch.randint(0, highest + 1, (PERIOD,), generator=draw) for draw in draws]).double()
 
     def call(self, name: str, send: Tensor, recv: Tensor) -> None:
         """One collective; `send` and `recv` overlap as in nccl-tests when it is in place."""
@@ -105,8 +117,16 @@ class Bench:
         dist.all_reduce(tensor)
         return tensor.item()
 
+    def wrong(self, name: str, count: int, in_place: bool) -> int:
+        """Run one size on fresh data; the number of wrong elements on this rank."""
+        send, recv = self.buffers(name, count, in_place)
+        if count:
+            self.call(name, send, recv)
+        self.wait()
+        return int((recv != self.expected(name, count)).sum())
+
     def measure(self, name: str, collective: Collective, count: int, in_place: bool) -> Cell:
-        """Time one size in one placement (mean over iterations and ranks), then run it once more on fresh data and check that."""
+        """Time one size in one placement (mean over iterations and ranks), then check it."""
         width = self.dtype.itemsize
         send, recv = self.buffers(name, count, in_place)
         self.total(0)
@@ -116,13 +136,7 @@ class Bench:
             self.call(name, send, recv)
         self.wait()
         seconds = self.total(time.perf_counter() - began) / self.asked.iters / self.ranks
-        wrong = None
-        if self.asked.check:
-            send, recv = self.buffers(name, count, in_place)
-            if count:
-                self.call(name, send, recv)
-            self.wait()
-            wrong = int(self.total(int((recv != self.expected(name, count)).sum())))
+        wrong = int(self.total(self.wrong(name, count, in_place))) if self.asked.check else None
         return Cell(seconds, *collective.bandwidths(count, self.ranks, width, seconds), wrong)
 
     def sweep(self, name: str, devices: list[str]) -> int:
@@ -193,8 +207,6 @@ def main(argv: Sequence[str]) -> int:
     names = [choose("collective", name, list(COLLECTIVES)) for name in asked.ops.split(",")]
     ranks = launch.read_ranks(os.environ)
     dtype = DTYPES[asked.datatype]
-    # The type represents all whole numbers up to this one.
-    exact = int(2 / torch.finfo(dtype).eps) if dtype.is_floating_point else torch.iinfo(dtype).max
     if not dtype.itemsize <= asked.minbytes <= asked.maxbytes:
         raise UsageError(
             f"-b {asked.minbytes} is not between one element ({dtype.itemsize} bytes) and -e {asked.maxbytes}: change one of them"
@@ -203,16 +215,12 @@ def main(argv: Sequence[str]) -> int:
         raise UsageError(f"-r {asked.root} names no rank of {ranks.world_size}: count from 0")
     if "sendrecv" in names and ranks.world_size == 1:
         raise UsageError("sendrecv needs at least 2 ranks: start more, or leave it out of --ops")
-    if asked.check and exact < ranks.world_size:
+    if asked.check and exact_to(dtype) < ranks.world_size:
         raise UsageError(
             f"a sum over {ranks.world_size} ranks in {asked.datatype} is not exact, so it cannot be checked: use -d float or -c 0"
         )
     device, backend = launch.join(ranks, asked.backend, asked.timeout_s)
-    highest = min(7, exact // ranks.world_size)
-    tables = torch.stack(
-        [torch.randint(0, highest + 1, (PERIOD,), generator=torch.Generator().manual_seed(rank)) for rank in range(ranks.world_size)]
-    ).double()
-    bench = Bench(asked, ranks.rank, ranks.world_size, device, dtype, tables)
+    bench = Bench(asked, device, dtype)
     devices = told_by_all(describe(ranks, device, backend))
     if ranks.rank == 0:
         print(f"# muster trainer.collectives version {__version__} torch={torch.__version__} backend={backend}, written as nccl-tests does")

@@ -52,19 +52,20 @@ def read_ranks(env: Mapping[str, str]) -> Ranks:
     restart = int(env.get("SLURM_RESTART_COUNT") or 0) + int(env.get("TORCHELASTIC_RESTART_COUNT") or 0)
     restart += max(0, int(env.get("AWS_BATCH_JOB_ATTEMPT") or 1) - 1)
 
-    def ranks(launcher: str, rank: str | int, size: str | int, address: str, local: str = "0", port: str | int = 29500) -> Ranks:
+    def ranks(launcher: str, rank: str | int, size: str | int, address: str, *, local: str = "0", port: str = "29500") -> Ranks:
         return Ranks(int(rank), int(size), int(local), address, int(env.get("MASTER_PORT") or port), restart, launcher)
 
     try:
         if "RANK" in env and "LOCAL_RANK" not in env and "MASTER_ADDR" in env:
             return ranks("pytorchjob", env["RANK"], env["WORLD_SIZE"], env["MASTER_ADDR"])
         if "RANK" in env:
-            return ranks("torchrun", env["RANK"], env["WORLD_SIZE"], env["MASTER_ADDR"], env.get("LOCAL_RANK", "0"), env["MASTER_PORT"])
+            local = env.get("LOCAL_RANK", "0")
+            return ranks("torchrun", env["RANK"], env["WORLD_SIZE"], env["MASTER_ADDR"], local=local, port=env["MASTER_PORT"])
         # A batch script has SLURM_PROCID too, but only the tasks of a step have SLURM_STEP_ID.
         if "SLURM_PROCID" in env and "SLURM_STEP_ID" in env:
             address = env.get("MASTER_ADDR") or first_host(env.get("SLURM_JOB_NODELIST", ""))
-            port = 20000 + int(env.get("SLURM_JOB_ID", "0")) % 10000
-            return ranks("slurm", env["SLURM_PROCID"], env["SLURM_NTASKS"], address, env["SLURM_LOCALID"], port)
+            port = str(20000 + int(env.get("SLURM_JOB_ID", "0")) % 10000)
+            return ranks("slurm", env["SLURM_PROCID"], env["SLURM_NTASKS"], address, local=env["SLURM_LOCALID"], port=port)
         if "AWS_BATCH_JOB_NUM_NODES" in env:
             nodes, index = int(env["AWS_BATCH_JOB_NUM_NODES"]), int(env["AWS_BATCH_JOB_NODE_INDEX"])
             # Batch does not tell the main node its own address; that node listens.

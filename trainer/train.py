@@ -239,11 +239,9 @@ class Run:
 
     def not_finite(self, reading: Reading) -> None:
         """All ranks call this, to tell each other whose batch it was. No checkpoint was begun since."""
-        mine = (
-            math.isfinite(reading.share),
-            f"rank {self.ranks.rank} on {socket.gethostname()}, samples {self.loader.where(reading.samples)}",
-        )
-        whose = [where for finite, where in told_by_all(mine) if not finite] or [f"samples {reading.samples} to {reading.samples + self.batch - 1}"]
+        where = f"rank {self.ranks.rank} on {socket.gethostname()}, samples {self.loader.where(reading.samples)}"
+        whose = list(filter(None, told_by_all("" if math.isfinite(reading.share) else where)))
+        whose = whose or [f"samples {reading.samples} to {reading.samples + self.batch - 1}"]
         self.observer.lines.write(event="not_finite", step=reading.step, batches=whose)
         raise TrainerError(
             f"the loss of step {reading.step} is {reading.loss} and its gradient norm {reading.norm}, in the batch of "

@@ -64,10 +64,8 @@ class Watch:
                 self._end()
 
     def _tell(self) -> None:
-        try:
+        with contextlib.suppress(Exception):
             self.store.set(str(self.rank), f"{self.step} {self.phase} {socket.gethostname()}")
-        except Exception:
-            return
 
     def _end(self) -> None:
         where = f"rank {self.rank} on {socket.gethostname()}: {self.phase} of step {self.step + 1}, for more than {self.timeout_s} s\n\n"
@@ -93,11 +91,9 @@ class Watch:
     def _sentence(self) -> str:
         told: dict[int, tuple[int, str, str]] = {}
         for rank in range(self.world_size):
-            try:
+            with contextlib.suppress(Exception):
                 step, phase, host = self.store.get(str(rank)).decode().split(" ", 2)
                 told[rank] = (int(step), phase, host)
-            except Exception:
-                continue
         return hang_sentence(told, self.timeout_s, self.folder)
 
     def claim(self) -> bool:

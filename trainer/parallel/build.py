@@ -45,15 +45,16 @@ def tensor_dim(name: str, dimensions: int) -> int | None:
 
 def make_meshes(layout: Layout, device: torch.device) -> dict[str, DeviceMesh]:
     """The mesh `ranks`; `experts` and `context` are the same ranks with the shard dimension divided once more."""
-    kind = device.type
-    names = ("pipeline", "replicate", "shard", "tensor")
-    meshes = {"ranks": init_device_mesh(kind, tuple(getattr(layout, name) for name in names), mesh_dim_names=names)}
+
+    def mesh(**shard: int) -> DeviceMesh:
+        sizes = {"pipeline": layout.pipeline, "replicate": layout.replicate, **shard, "tensor": layout.tensor}
+        return init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+
+    meshes = {"ranks": mesh(shard=layout.shard)}
     if layout.expert > 1:
-        sizes = (layout.pipeline, layout.replicate, layout.shard // layout.expert, layout.expert, layout.tensor)
-        meshes["experts"] = init_device_mesh(kind, sizes, mesh_dim_names=("pipeline", "replicate", "shard", "expert", "tensor"))
+        meshes["experts"] = mesh(shard=layout.shard // layout.expert, expert=layout.expert)
     if layout.context > 1:
-        sizes = (layout.pipeline, layout.replicate, layout.shard // layout.context, layout.context, layout.tensor)
-        meshes["context"] = init_device_mesh(kind, sizes, mesh_dim_names=("pipeline", "replicate", "data", "context", "tensor"))
+        meshes["context"] = mesh(data=layout.shard // layout.context, context=layout.context)
     return meshes
 
 
@@ -172,7 +173,6 @@ def build(shape: Shape, config: TrainConfig, device: torch.device, source: Sourc
 
         pipeline = Pipeline(wrapped, link(columns, layout.chunks), carried, partial(sync, whole=True))
     return Engine(
-        shape=shape,
         config=config,
         layout=layout,
         device=device,

@@ -18,7 +18,6 @@ from torch.nn.parallel import DistributedDataParallel
 from trainer.config import TrainConfig
 from trainer.layout import Layout
 from trainer.loss import IGNORED
-from trainer.models import Shape
 from trainer.parallel.pipeline import Pipeline
 from trainer.parallel.precision import LossScale
 
@@ -27,7 +26,6 @@ from trainer.parallel.precision import LossScale
 class Engine:
     """A model over the ranks of the job. Every rank makes the same calls in the same order."""
 
-    shape: Shape
     config: TrainConfig
     layout: Layout
     device: torch.device
