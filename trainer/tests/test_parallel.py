@@ -278,6 +278,14 @@ def a_run(folder: Path, **more: Any) -> Run:
     return Run(config, Ranks(), shape, device=torch.device("cpu"), backend="gloo", stop=StopFlag(None), watch=watch)
 
 
+def test_a_resume_draws_no_weights(alone: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They come from the checkpoint. For 70 billion of them drawing takes minutes."""
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    assert a_run(tmp_path, max_steps=1, checkpoint_dir=str(tmp_path / "checkpoints"), async_checkpoint=0).train() == 0
+    monkeypatch.setattr(build, "initial_value", lambda *_, **__: pytest.fail("a weight was drawn"))
+    assert a_run(tmp_path, max_steps=2, checkpoint_dir=str(tmp_path / "checkpoints"), async_checkpoint=0).train() == 0
+
+
 def test_the_log_says_what_was_chosen_for_a_gpu(on_a_t4: Run, caplog: pytest.LogCaptureFixture) -> None:
     assert "Tesla T4 has no bf16, so fp32 is used" in [record.getMessage() for record in caplog.get_records("setup")]
 
