@@ -197,6 +197,15 @@ def test_the_advice_after_out_of_memory_fits() -> None:
     assert "times as many ranks" in advice(PRESETS["llama-3.1-70b"], Plan(Layout(shard=8)), "bf16", 80 * GIB)
 
 
+def test_what_a_pipeline_keeps_is_in_the_estimate() -> None:
+    """With full recomputation: the inputs of 20 blocks for 4 micro-batches, three tensors outside the blocks, and 4 that were sent, however
+    many micro-batches follow."""
+    shape = PRESETS["llama-2-70b"]
+    for micro_batches in (4, 64):
+        found = memory(shape, Plan(Layout(pipeline=4), 4, micro_batches, "full"), "bf16").activations
+        assert found == (20 * 4 + 3 + 4) * 2 * 4 * shape.max_context_width * shape.hidden_width
+
+
 @pytest.mark.parametrize("case", ["weights", "activations", "loss", "divided"])
 def test_real_peak_memory_is_within_a_tenth(case: str, tmp_path: Path) -> None:
     pytest.importorskip("torch", reason=NO_TORCH)
