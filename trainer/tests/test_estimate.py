@@ -179,10 +179,15 @@ def test_what_is_refused(argv: list[str], sentence: str, tmp_path: Path, capsys:
     assert capsys.readouterr().err.startswith(f"trainer: {sentence.replace('{prices}', str(tmp_path / 'prices'))}")
 
 
-def test_without_a_published_run_there_is_no_speed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert estimate(["--model", "llama-3.2-1b", "--instance_type", "ml.g4dn.12xlarge"]) == 0
+@pytest.mark.parametrize(
+    ("model", "kind", "nodes", "dtype"), [("llama-3.2-1b", "ml.g4dn.12xlarge", "1", "fp16"), ("mixtral-8x7b", "p5.48xlarge", "4", "bf16")]
+)
+def test_without_a_published_run_there_is_no_speed(
+    model: str, kind: str, nodes: str, dtype: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert estimate(["--model", model, "--instance_type", kind, "--nodes", nodes]) == 0
     said = capsys.readouterr().out
-    assert ", fp16\n" in said and "Speed: n/a" in said
+    assert f", {dtype}\n" in said and "Speed: n/a" in said
 
 
 def test_what_does_not_fit_is_an_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
