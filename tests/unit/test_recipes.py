@@ -130,6 +130,29 @@ def test_a_folder_has_what_its_recipe_names(name: str) -> None:
     assert left <= ({"launch.py"} if name == "nemo-run" else set())
 
 
+# What each wheel of torch requires of nvidia-nccl-cu12 or nvidia-nccl-cu13.
+NCCL_OF_TORCH = {"2.1.0": "2.18.1", "2.4.1": "2.20.5", "2.7.0": "2.26.2", "2.15.0": "2.30.7"}
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if read(name)["container"]["kind"] == "base"])
+def test_an_image_has_what_the_command_starts_and_says_what_it_loads(name: str) -> None:
+    found = read(name)
+    container = found["container"]
+    built = (FOLDER / name / container["file"]).read_text() if container["file"] else ""
+    given = [*found["command"], *found["env"].values(), *(text for file, text in texts(name).items() if file.endswith(".sh"))]
+    for path in set(re.findall(r"/opt/[\w-]+", " ".join(map(str, given)))):
+        # Neuron's own images have the folder of its programs.
+        assert re.search(rf"(git clone|git init) .*{path}\b", built) or path == "/opt/aws", f"nothing makes {path}"
+    loads, pinned = container["loads"], re.findall(r"\btorch==(\S+)", built)
+    number = loads["torch"].split()[0]
+    if number in NCCL_OF_TORCH:
+        assert {number} == set(pinned) or f":{number}-" in container["base"]
+        assert loads["nccl"].startswith(f"{NCCL_OF_TORCH[number]} from torch's own wheel")
+    else:
+        # jax has torch only for torchrun.
+        assert "of the base" in loads["torch"] + loads["nccl"] or (name == "jax" and number == "none;")
+
+
 @pytest.mark.parametrize(("name", "launcher"), [(name, launcher) for name in NAMES for launcher in loaded(name)["launchers"]])
 def test_every_launcher_renders_every_size(name: str, launcher: str) -> None:
     for model, kind in sizes_of(name):
@@ -335,7 +358,9 @@ def without(field: str, *more: str) -> dict[str, Any]:
             ("fsdp", "llama2_7b", ""),
             r"no sizes of llama2_7b for CPUs, but for g5.12xlarge, p4d.24xlarge, p5.48xlarge; on CPUs it has tiny,",
         ),
-        (("picotron", "", ""), r"Recipe picotron has no sizes of smollm_1_7b for CPUs, but for p4d.24xlarge, p5.48xlarge; choose one"),
+        (("picotron", "", ""), r"Recipe picotron has no sizes for CPUs, but for p4d.24xlarge, p5.48xlarge; choose one of them with w"),
+        # Not of its first model, which is the one for CPUs.
+        (("fsdp", "", "p6-b200.48xlarge"), r"no sizes for p6-b200.48xlarge, but for cpu, g5.12xlarge, p4d.24xlarge, p5.48xlarge; choose"),
         (
             ("fsdp", "llama2_70b", "g5.12xlarge"),
             r"no sizes of llama2_70b for g5.12xlarge, but for p4d.24xlarge, p5.48xlarge; on g5.12xlarge it has",
@@ -375,6 +400,7 @@ def test_unknown_models_and_types_name_the_nearest(request_: tuple[str, str, str
         ("fsdp", "slurm", {"asked": {"setps": 3}}, r"muster_workload has the unknown field setps; did you mean steps\?"),
         ("fsdp", "slurm", {"nodes": 65}, r"wants 65 nodes of p5.48xlarge for llama3_1_8b, and 64 may run jobs; set workload_nodes"),
         ("fsdp", "slurm", {"nodes": -1}, r"workload_nodes must be at least 1, not -1\."),
+        ("fsdp", "slurm", {"nodes": 0}, r"workload_nodes must be at least 1, not 0\."),
     ],
 )
 def test_a_request_that_cannot_run_is_refused_by_one_sentence(name: str, launcher: str, more: dict[str, Any], said: str) -> None:
@@ -587,7 +613,7 @@ def test_the_page_has_every_recipe() -> None:
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        ({"recipe": "fsdb"}, "The recipe fsdb is unknown in "),
+        ({"recipe": "fsdb"}, f"The recipe fsdb is unknown in {FOLDER}; did you mean fsdp?"),
         ({"recipe": "fsdp", "workload_node": 4}, "workload_node is unknown; known are workload_type and workload_nodes."),
         ({}, "No recipe is named; give -e recipe=fsdp or another folder of recipes/."),
     ],
