@@ -69,15 +69,16 @@ def examples() -> dict[str, dict[str, Any]]:
     database = {"uri": "db.example.com:3306", "user": "slurm", "database": "mine"}
     secret = "arn:aws:secretsmanager:us-east-1:123456789012:secret:slurm"
     found["parallelcluster-cpu"] = document("parallelcluster", nodes=[head, login, cpu], image="", os="alinux2023", key_pair="mine")
+    storage = {"bucket": "my-bucket", "openzfs": {"gib": 512}}
     found["parallelcluster-trn"] = document(
         "parallelcluster",
         nodes=[head, trn],
         vpc=EXISTING_VPC,
-        storage={"bucket": "my-bucket", "openzfs": {"gib": 512}},
+        storage=storage,
         accounting={**database, "secret": secret},
         setup={"collection": "s3://my-bucket/muster-fleet-0.2.0.tar.gz"},
     )
-    found["pcs-cpu"] = document("pcs", nodes=[login, cpu], vpc={"stack": "shared-vpc"}, accounting={"managed": True})
+    found["pcs-cpu"] = document("pcs", nodes=[login, cpu], vpc={"stack": "shared-vpc"}, accounting={"managed": True}, storage=storage)
     found["ec2-slurm"] = document(
         "ec2", nodes=[{**head, "type": "c7i.2xlarge"}, {"name": "gpu", "type": "p5.48xlarge", "market": "spot", "max": 4}]
     )

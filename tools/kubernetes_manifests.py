@@ -3,7 +3,7 @@
 # Copyright: the Muster developers
 """Writes kubernetes/MODEL-fsdp.yaml: PyTorchJobs for people who apply them by envsubst and kubectl.
 It also writes kubernetes/health/node-health.yaml, which tells Kubernetes what muster-health finds on each node, and node-health-full.yaml
-beside it, which runs the diagnostics on idle nodes.
+beside it, which runs the diagnostics on idle nodes. In kubernetes/eks it writes the files of eksctl and fsdp.yaml-template.
 
 The names of the environment are those of the AWS reference, and those of MANIFEST_NAMES beside them. With --check nothing is written; the
 exit code says whether the manifests are current.
@@ -15,10 +15,12 @@ import argparse
 import hashlib
 import sys
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "collections"))
 
+from ansible_collections.muster.fleet.plugins.module_utils.aws import cluster, render
 from ansible_collections.muster.fleet.plugins.module_utils.health import kubernetes_agent
 from ansible_collections.muster.fleet.plugins.module_utils.jobs.kubernetes import MANIFEST_NEEDED, MANIFEST_OPTIONAL
 
@@ -34,6 +36,17 @@ MODELS = {
     "mathstral_7b": ("mathstral-7b", 1, 200, 50, 100),
     "mixtral_8x7b": ("mixtral-8x7b", 4, 200, 100, 100),
 }
+# The clusters of kubernetes/eks: market, and the VPC that is there already.
+VPC = {"id": "vpc-0123456789abcdef0", "subnets": ["subnet-0123456789abcdef0", "subnet-0123456789abcdef1"]}
+EKS: dict[str, tuple[str, dict[str, Any]]] = {
+    "eks-p4d.yaml": ("on-demand", {}),
+    "eks-p4d-odcr.yaml": ("reservation", {}),
+    "eks-vpc-odcr-p4d.yaml": ("reservation", {**VPC, "security_group": "sg-0123456789abcdef0"}),
+}
+EKS_HEAD = """\
+# Made by tools/kubernetes_manifests.py; `make docs` writes it anew.
+# eksctl create cluster -f ./%s; put in your own ids, region and zones before.
+"""
 # No dollar may stand in these programs, because envsubst would replace what follows it.
 CHECK = """\
 import os, sys
@@ -299,10 +312,10 @@ def block(text: str, indent: int) -> str:
     return "\n".join(" " * indent + line for line in text.splitlines())
 
 
-def manifest(model: str) -> str:
+def manifest(model: str, name: str = "") -> str:
     """The manifest of a model of MODELS, as text for envsubst."""
     preset, batch, steps, checkpoint, validation = MODELS[model]
-    name = model.replace("_", "-") + "-fsdp"
+    name = name or model.replace("_", "-") + "-fsdp"
     folder = f"/checkpoints/{name}"
     values = [f'- {{name: {each}, value: "${{{each}}}"}}' for each in (*MANIFEST_NEEDED, *MANIFEST_OPTIONAL)]
     # The token is a Secret, so that its value is in no manifest.
@@ -346,6 +359,18 @@ def health_full() -> str:
     }
 
 
+def eks() -> dict[str, str]:
+    """{file name: text} of what kubernetes/eks has from the cluster document and from here, under the names of AWS's sample for EKS."""
+    found = {"fsdp.yaml-template": manifest("llama2_7b", "fsdp")}
+    for name, (market, vpc) in EKS.items():
+        nodes = {"name": "gpu", "type": "p4d.24xlarge", "count": 2, "disk": 500, "market": market}
+        nodes |= {"reservation": "cr-0123456789abcdef0"} if market == "reservation" else {}
+        document = {"kind": "eks", "name": "eks-p4d", "region": "us-east-1", "zones": ["us-east-1a", "us-east-1b"], "vpc": vpc}
+        files = render.own_files(cluster.load({**document, "nodes": [nodes], "storage": {"lustre": {"gib": 1200}}}))
+        found[name] = EKS_HEAD % name + files["eksctl.yaml"].removeprefix("---\n")
+    return found
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--check", action="store_true", help="write nothing")
@@ -354,6 +379,7 @@ def main() -> int:
     texts = {folder / f"{model}-fsdp.yaml": manifest(model) for model in MODELS}
     texts[folder / "health/node-health.yaml"] = health()
     texts[folder / "health/node-health-full.yaml"] = health_full()
+    texts |= {folder / "eks" / name: text for name, text in eks().items()}
     others = sorted({*folder.glob("*.yaml"), *folder.glob("health/*.yaml")} - set(texts))
     old = [path for path, text in texts.items() if not path.exists() or path.read_text() != text] + others
     if check:

@@ -11,29 +11,20 @@ from trainer.cli import choose
 from trainer.config import read_train
 from trainer.launch import answer, fan_out, leave, processes_per_host, read_ranks
 
-HELP = """usage: python -m trainer COMMAND [--help]
-
-  train         train on all ranks of the job (torchrun, srun, PyTorchJob, Batch, SageMaker or a single process)
-  estimate      memory, speed, hours and money of a run on instances of a type, before you rent them
-  preflight     check in seconds everything that train needs: ranks, data, checkpoints, memory, collectives
-  environment   what PyTorch is and can do on this machine, as JSON
-  prove-resume  kill a run, resume it, and compare its losses with an undisturbed run's
-  bench         speed and memory of a model on the ranks of this job
-  export        write a checkpoint as a Hugging Face model
-  prepare-data  write a tokenised data set
-  (python -m trainer.collectives measures and checks the collectives)"""
-
-# The module of each command. Only the chosen one is imported: most import torch, which takes seconds.
+# The module of each command, and its line of the help. Only the chosen module is imported: most import torch, which takes seconds.
 COMMANDS = {
-    "train": "trainer.train",
-    "estimate": "trainer.estimate.command",
-    "preflight": "trainer.preflight",
-    "environment": "trainer.environment",
-    "prove-resume": "trainer.prove",
-    "bench": "trainer.bench",
-    "export": "trainer.export",
-    "prepare-data": "trainer.data.tokens",
+    "train": ("train", "train on all ranks of the job (torchrun, srun, PyTorchJob, Batch, SageMaker or a single process)"),
+    "estimate": ("estimate.command", "memory, speed, hours and money of a run on instances of a type, before you rent them"),
+    "preflight": ("preflight", "check in seconds everything that train needs: ranks, data, checkpoints, memory, collectives"),
+    "environment": ("environment", "what PyTorch is and can do on this machine, as JSON"),
+    "prove-resume": ("prove", "kill a run, resume it, and compare its losses with an undisturbed run's"),
+    "bench": ("bench", "speed and memory of a model on the ranks of this job"),
+    "export": ("export", "write a checkpoint as a Hugging Face model"),
+    "prepare-data": ("data.tokens", "write a tokenised data set"),
 }
+HELP = "usage: python -m trainer COMMAND [--help]\n\n"
+HELP += "".join(f"  {name:<12}  {text}\n" for name, (_, text) in COMMANDS.items())
+HELP += "  (python -m trainer.collectives measures and checks the collectives)"
 
 
 def start_all_ranks(command: str, argv: Sequence[str]) -> None:
@@ -52,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
         read_train(rest)  # so that a wrong flag is reported before torch is imported
     if command in ("train", "preflight"):
         start_all_ranks(command, rest)
-    code: int = importlib.import_module(COMMANDS[command]).main(rest)
+    code: int = importlib.import_module(f"trainer.{COMMANDS[command][0]}").main(rest)
     return code
 
 

@@ -49,20 +49,18 @@ def summary(records: list[dict], ranks: int) -> dict:
     """Mean speed of the steps after the first WARM ones."""
     start = next(record for record in records if record.get("event") == "start")
     steps = [record for record in records if "loss" in record][WARM:]
-    samples = len(steps) / sum(1 / record["samples_per_s"] for record in steps)
-    tokens = len(steps) / sum(1 / record["tokens_per_s"] for record in steps)
-    shares = {
-        name: None if steps[0][name] is None else round(steps[0][name] / steps[0]["tokens_per_s"] * tokens, 4)
-        for name in ("mfu", "mfu_causal")
-    }
+
+    def mean(name: str) -> float:
+        return len(steps) / sum(1 / record[name] for record in steps)
+
     return {
         "parameters": start["parameters"],
         "ranks": ranks,
         "steps": len(steps),
-        "samples_per_s": round(samples, 3),
-        "tokens_per_s": round(tokens, 1),
-        "tokens_per_s_per_rank": round(tokens / ranks, 1),
-        **shares,
+        "samples_per_s": round(mean("samples_per_s"), 3),
+        "tokens_per_s": round(mean("tokens_per_s"), 1),
+        "tokens_per_s_per_rank": round(mean("tokens_per_s") / ranks, 1),
+        **{name: None if steps[0][name] is None else round(mean(name), 4) for name in ("mfu", "mfu_causal")},
         "memory_gib": round(max(record["memory_gib"] for record in steps), 3),
         "mfu_convention": start["mfu_convention"],
     }

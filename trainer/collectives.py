@@ -7,12 +7,13 @@ does not match by chance. The numbers are so small that every sum is exact, so o
 """
 
 import argparse
+import functools
 import os
 import socket
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from torch import Tensor
 
 from trainer import __version__, launch, perf_table
 from trainer.cli import NATURAL, POSITIVE, Parser, UsageError, choose
+from trainer.comm import told_by_all
 from trainer.perf_table import COLLECTIVES, Cell, Collective
 
 PERIOD = 251
@@ -32,34 +34,42 @@ COPY_OUT = "in-place sends from a copy of the buffer, because torch.distributed 
 NOTES = {"all_reduce": COPY_IN, "broadcast": COPY_IN, "alltoall": COPY_OUT, "sendrecv": COPY_OUT}
 
 
+def exact_to(dtype: torch.dtype) -> int:
+    """The type represents all whole numbers up to this one."""
+    return int(2 / torch.finfo(dtype).eps) if dtype.is_floating_point else torch.iinfo(dtype).max
+
+
 @dataclass(frozen=True)
 class Bench:
-    """The settings of all measurements of a run. `tables` are (ranks, PERIOD) float64."""
+    """The settings of all measurements of a run: `asked` are the arguments."""
 
-    rank: int
-    ranks: int
+    asked: argparse.Namespace
     device: torch.device
     dtype: torch.dtype
-    redop: str
-    root: int
-    iters: int
-    check: bool
-    tables: Tensor
+    rank: int = field(default_factory=dist.get_rank)
+    ranks: int = field(default_factory=dist.get_world_size)
+
+    @functools.cached_property
+    def tables(self) -> Tensor:
+        """The elements of each rank, (ranks, PERIOD) in float64."""
+        draws = [torch.Generator().manual_seed(rank) for rank in range(self.ranks)]
+        highest = min(7, exact_to(self.dtype) // self.ranks)
+        return torch.stack([torch.randint(0, highest + 1, (PERIOD,), generator=draw) for draw in draws]).double()
 
     def call(self, name: str, send: Tensor, recv: Tensor) -> None:
         """One collective; `send` and `recv` overlap as in nccl-tests when it is in place."""
         in_place = send.data_ptr() == recv.data_ptr()
         if name in ("all_reduce", "broadcast"):
-            if not in_place and (name == "all_reduce" or self.rank == self.root):
+            if not in_place and (name == "all_reduce" or self.rank == self.asked.root):
                 recv.copy_(send)
             if name == "all_reduce":
-                dist.all_reduce(recv, REDOPS[self.redop])
+                dist.all_reduce(recv, REDOPS[self.asked.op])
             else:
-                dist.broadcast(recv, self.root)
+                dist.broadcast(recv, self.asked.root)
         elif name == "all_gather":
             dist.all_gather_into_tensor(recv, send)
         elif name == "reduce_scatter":
-            dist.reduce_scatter_tensor(recv, send, REDOPS[self.redop])
+            dist.reduce_scatter_tensor(recv, send, REDOPS[self.asked.op])
         elif name == "alltoall":
             dist.all_to_all_single(recv, send.clone() if in_place else send)
         else:
@@ -75,12 +85,12 @@ class Bench:
     def expected(self, name: str, count: int) -> Tensor:
         """The right content of this rank's receive buffer."""
         if name in ("all_reduce", "reduce_scatter"):
-            reduced = {"sum": self.tables.sum(0), "min": self.tables.amin(0), "max": self.tables.amax(0)}[self.redop]
+            reduced = {"sum": self.tables.sum(0), "min": self.tables.amin(0), "max": self.tables.amax(0)}[self.asked.op]
             return self.pattern(reduced, 0 if name == "all_reduce" else self.rank * count, count)
         if name in ("all_gather", "alltoall"):
             first = 0 if name == "all_gather" else self.rank * count
             return torch.cat([self.pattern(table, first, count) for table in self.tables])
-        return self.pattern(self.tables[self.root if name == "broadcast" else (self.rank - 1) % self.ranks], 0, count)
+        return self.pattern(self.tables[self.asked.root if name == "broadcast" else (self.rank - 1) % self.ranks], 0, count)
 
     def buffers(self, name: str, count: int, in_place: bool) -> tuple[Tensor, Tensor]:
         """(send, recv), filled. A separate receive buffer starts with a value that no result has."""
@@ -107,48 +117,39 @@ class Bench:
         dist.all_reduce(tensor)
         return tensor.item()
 
+    def wrong(self, name: str, count: int, in_place: bool) -> int:
+        """Run one size on fresh data; the number of wrong elements on this rank."""
+        send, recv = self.buffers(name, count, in_place)
+        if count:
+            self.call(name, send, recv)
+        self.wait()
+        return int((recv != self.expected(name, count)).sum())
+
     def measure(self, name: str, collective: Collective, count: int, in_place: bool) -> Cell:
-        """Time one size in one placement (mean over iterations and ranks), then run it once more on fresh data and check that."""
+        """Time one size in one placement (mean over iterations and ranks), then check it."""
         width = self.dtype.itemsize
         send, recv = self.buffers(name, count, in_place)
         self.total(0)
         self.wait()
         began = time.perf_counter()
-        for _ in range(self.iters if count else 0):
+        for _ in range(self.asked.iters if count else 0):
             self.call(name, send, recv)
         self.wait()
-        seconds = self.total(time.perf_counter() - began) / self.iters / self.ranks
-        wrong = None
-        if self.check:
-            send, recv = self.buffers(name, count, in_place)
-            if count:
-                self.call(name, send, recv)
-            self.wait()
-            wrong = int(self.total(int((recv != self.expected(name, count)).sum())))
+        seconds = self.total(time.perf_counter() - began) / self.asked.iters / self.ranks
+        wrong = int(self.total(self.wrong(name, count, in_place))) if self.asked.check else None
         return Cell(seconds, *collective.bandwidths(count, self.ranks, width, seconds), wrong)
 
-    def sweep(self, name: str, asked: argparse.Namespace, devices: list[str]) -> int:
+    def sweep(self, name: str, devices: list[str]) -> int:
         """Print one collective's table on rank 0; the number of wrong elements."""
-        collective = COLLECTIVES[name]
-        width = self.dtype.itemsize
+        collective, asked, width = COLLECTIVES[name], self.asked, self.dtype.itemsize
 
         def say(lines: list[str]) -> None:
             if self.rank == 0:
                 print("\n".join(lines), flush=True)
 
-        say(
-            perf_table.header(
-                collective.program,
-                low=asked.minbytes,
-                high=asked.maxbytes,
-                step=f"{asked.stepfactor}(factor)" if asked.stepfactor > 1 else f"{asked.stepbytes}(bytes)",
-                warmup=asked.warmup_iters,
-                iters=asked.iters,
-                check=asked.check,
-                notes=[f"muster: {NOTES[name]}"] if name in NOTES else [],
-            )
-        )
-        say(devices + perf_table.titles())
+        step = f"{asked.stepfactor}(factor)" if asked.stepfactor > 1 else f"{asked.stepbytes}(bytes)"
+        notes = [f"muster: {NOTES[name]}"] if name in NOTES else []
+        say(perf_table.header(collective.program, asked, step, notes) + devices + perf_table.titles())
         requested = perf_table.sizes(asked.minbytes, asked.maxbytes, asked.stepbytes, asked.stepfactor)
         counts = [collective.count(size, self.ranks, width) for size in requested]
         for count in (counts[-1], counts[0]):
@@ -161,8 +162,8 @@ class Bench:
                 size=collective.size(count, self.ranks, width),
                 count=count,
                 dtype=asked.datatype,
-                redop=collective.redop or self.redop,
-                root=self.root if collective.rooted else -1,
+                redop=collective.redop or asked.op,
+                root=asked.root if collective.rooted else -1,
                 out_of_place=out_of_place,
                 in_place=in_place,
             )
@@ -206,8 +207,6 @@ def main(argv: Sequence[str]) -> int:
     names = [choose("collective", name, list(COLLECTIVES)) for name in asked.ops.split(",")]
     ranks = launch.read_ranks(os.environ)
     dtype = DTYPES[asked.datatype]
-    # The type represents all whole numbers up to this one.
-    exact = int(2 / torch.finfo(dtype).eps) if dtype.is_floating_point else torch.iinfo(dtype).max
     if not dtype.itemsize <= asked.minbytes <= asked.maxbytes:
         raise UsageError(
             f"-b {asked.minbytes} is not between one element ({dtype.itemsize} bytes) and -e {asked.maxbytes}: change one of them"
@@ -216,31 +215,16 @@ def main(argv: Sequence[str]) -> int:
         raise UsageError(f"-r {asked.root} names no rank of {ranks.world_size}: count from 0")
     if "sendrecv" in names and ranks.world_size == 1:
         raise UsageError("sendrecv needs at least 2 ranks: start more, or leave it out of --ops")
-    if asked.check and exact < ranks.world_size:
+    if asked.check and exact_to(dtype) < ranks.world_size:
         raise UsageError(
             f"a sum over {ranks.world_size} ranks in {asked.datatype} is not exact, so it cannot be checked: use -d float or -c 0"
         )
     device, backend = launch.join(ranks, asked.backend, asked.timeout_s)
-    highest = min(7, exact // ranks.world_size)
-    tables = torch.stack(
-        [torch.randint(0, highest + 1, (PERIOD,), generator=torch.Generator().manual_seed(rank)) for rank in range(ranks.world_size)]
-    ).double()
-    bench = Bench(
-        rank=ranks.rank,
-        ranks=ranks.world_size,
-        device=device,
-        dtype=dtype,
-        redop=asked.op,
-        root=asked.root,
-        iters=asked.iters,
-        check=bool(asked.check),
-        tables=tables,
-    )
-    devices: list[Any] = [None] * ranks.world_size
-    dist.all_gather_object(devices, describe(ranks, device, backend))
+    bench = Bench(asked, device, dtype)
+    devices = told_by_all(describe(ranks, device, backend))
     if ranks.rank == 0:
         print(f"# muster trainer.collectives version {__version__} torch={torch.__version__} backend={backend}, written as nccl-tests does")
-    wrong = sum(bench.sweep(name, asked, devices) for name in names)
+    wrong = sum(bench.sweep(name, devices) for name in names)
     dist.barrier()
     return EXIT_WRONG if wrong else 0
 

@@ -98,6 +98,13 @@ def sum_gradient(x: Tensor, group: Group) -> Tensor:
     return result
 
 
+def told_by_all(mine: Any, group: Group = None) -> list[Any]:
+    """What each rank tells the others, in their order."""
+    everyone: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(everyone, mine, group=group)
+    return everyone
+
+
 def first_does(work: Callable[[], Made], group: Group = None) -> Made:
     """Rank 0 does `work` while the others wait. Every rank gets its result, or raises its error."""
     made: list[Any] = [None, None]

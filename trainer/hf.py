@@ -255,15 +255,8 @@ def save(folder: Path, shape: Shape, named: Iterable[tuple[str, Callable[[], Ten
 
 def copy_settings(like: Path, folder: Path) -> None:
     """Give the model in `folder` the tokenizer, generation settings and special tokens of the model in `like`."""
-    for pattern in (
-        "tokenizer*",
-        "special_tokens_map.json",
-        "added_tokens.json",
-        "vocab.json",
-        "merges.txt",
-        "generation_config.json",
-        "chat_template*",
-    ):
+    tokenizer = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "chat_template*")
+    for pattern in (*tokenizer, "generation_config.json"):
         for file in filter(Path.is_file, like.glob(pattern)):
             shutil.copyfile(file, folder / file.name)
     theirs, ours = (json.loads((place / "config.json").read_text()) for place in (like, folder))

@@ -51,51 +51,34 @@ def read_ranks(env: Mapping[str, str]) -> Ranks:
     """The ranks from torchrun's variables, else from another launcher's, else of a single process; raises UsageError."""
     restart = int(env.get("SLURM_RESTART_COUNT") or 0) + int(env.get("TORCHELASTIC_RESTART_COUNT") or 0)
     restart += max(0, int(env.get("AWS_BATCH_JOB_ATTEMPT") or 1) - 1)
+
+    def ranks(launcher: str, rank: str | int, size: str | int, address: str, *, local: str = "0", port: str = "29500") -> Ranks:
+        return Ranks(int(rank), int(size), int(local), address, int(env.get("MASTER_PORT") or port), restart, launcher)
+
     try:
         if "RANK" in env and "LOCAL_RANK" not in env and "MASTER_ADDR" in env:
-            return host_ranks(int(env["RANK"]), int(env["WORLD_SIZE"]), env["MASTER_ADDR"], env=env, restart=restart, launcher="pytorchjob")
+            return ranks("pytorchjob", env["RANK"], env["WORLD_SIZE"], env["MASTER_ADDR"])
         if "RANK" in env:
-            return Ranks(
-                rank=int(env["RANK"]),
-                world_size=int(env["WORLD_SIZE"]),
-                local_rank=int(env.get("LOCAL_RANK", "0")),
-                master_addr=env["MASTER_ADDR"],
-                master_port=int(env["MASTER_PORT"]),
-                restart=restart,
-                launcher="torchrun",
-            )
+            local = env.get("LOCAL_RANK", "0")
+            return ranks("torchrun", env["RANK"], env["WORLD_SIZE"], env["MASTER_ADDR"], local=local, port=env["MASTER_PORT"])
         # A batch script has SLURM_PROCID too, but only the tasks of a step have SLURM_STEP_ID.
         if "SLURM_PROCID" in env and "SLURM_STEP_ID" in env:
-            job = int(env.get("SLURM_JOB_ID", "0"))
-            return Ranks(
-                rank=int(env["SLURM_PROCID"]),
-                world_size=int(env["SLURM_NTASKS"]),
-                local_rank=int(env["SLURM_LOCALID"]),
-                master_addr=env.get("MASTER_ADDR") or first_host(env.get("SLURM_JOB_NODELIST", "")),
-                master_port=int(env.get("MASTER_PORT") or 20000 + job % 10000),
-                restart=restart,
-                launcher="slurm",
-            )
+            address = env.get("MASTER_ADDR") or first_host(env.get("SLURM_JOB_NODELIST", ""))
+            port = str(20000 + int(env.get("SLURM_JOB_ID", "0")) % 10000)
+            return ranks("slurm", env["SLURM_PROCID"], env["SLURM_NTASKS"], address, local=env["SLURM_LOCALID"], port=port)
         if "AWS_BATCH_JOB_NUM_NODES" in env:
             nodes, index = int(env["AWS_BATCH_JOB_NUM_NODES"]), int(env["AWS_BATCH_JOB_NODE_INDEX"])
             # Batch does not tell the main node its own address; that node listens.
             address = env.get("AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS", "127.0.0.1")
-            return host_ranks(
-                (index - int(env["AWS_BATCH_JOB_MAIN_NODE_INDEX"])) % nodes, nodes, address, env=env, restart=restart, launcher="batch"
-            )
+            return ranks("batch", (index - int(env["AWS_BATCH_JOB_MAIN_NODE_INDEX"])) % nodes, nodes, address)
         if "SM_HOSTS" in env:
             hosts = sorted(json.loads(env["SM_HOSTS"]))
-            return host_ranks(hosts.index(env["SM_CURRENT_HOST"]), len(hosts), hosts[0], env=env, restart=restart, launcher="sagemaker")
+            return ranks("sagemaker", hosts.index(env["SM_CURRENT_HOST"]), len(hosts), hosts[0])
     except KeyError as missing:
         raise UsageError(f"the environment has a rank but no {missing.args[0]}: start with torchrun or srun") from None
     except ValueError as error:
         raise UsageError(f"the environment's ranks cannot be read ({error}): start with torchrun or srun") from None
     return Ranks(restart=restart)
-
-
-def host_ranks(index: int, hosts: int, address: str, *, env: Mapping[str, str], restart: int, launcher: str) -> Ranks:
-    """The one process of host `index` of `hosts`."""
-    return Ranks(index, hosts, 0, address, int(env.get("MASTER_PORT") or 29500), restart, launcher)
 
 
 def fan_out(ranks: Ranks, processes: int) -> list[str]:
@@ -151,12 +134,9 @@ def join(ranks: Ranks, backend: str | None, timeout_s: int) -> tuple[Any, str]:
             torch.set_num_threads(int(os.environ["SLURM_CPUS_PER_TASK"]))
     where = f"tcp://{ranks.master_addr}:{ranks.master_port}"
     me = {"rank": ranks.rank, "world_size": ranks.world_size}
-    meetings: dict[str, dict[str, Any]] = {
-        "torchrun": {"init_method": "env://"},
-        "single": {"store": dist.HashStore()} | me,
-    }
+    meetings: dict[str, dict[str, Any]] = {"torchrun": {"init_method": "env://"}, "single": {"store": dist.HashStore()} | me}
+    meeting = meetings.get(ranks.launcher, {"init_method": where} | me)
     try:
-        meeting = meetings.get(ranks.launcher, {"init_method": where} | me)
         dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s), **meeting)
     except dist.DistError as error:
         reason = str(error).splitlines()[0]

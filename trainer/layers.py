@@ -77,7 +77,7 @@ class _Normed(torch.autograd.Function):
         normed, weight, scale = ctx.saved_tensors
         by_weight = gradient * normed
         along = (by_weight @ weight).unsqueeze(-1) / len(weight)
-        return (gradient * weight).sub_(normed * along).mul_(scale), by_weight.flatten(0, -2).sum(0), None
+        return (gradient * weight).addcmul_(normed, along, value=-1).mul_(scale), by_weight.flatten(0, -2).sum(0), None
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, group: Group) -> Tensor:

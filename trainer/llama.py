@@ -18,15 +18,9 @@ from trainer.moe import Experts
 
 # What is expensive to compute again.
 ATTENTION = tuple(
-    getattr(torch.ops.aten, name).default
-    for name in (
-        "_scaled_dot_product_flash_attention",
-        "_scaled_dot_product_efficient_attention",
-        "_scaled_dot_product_cudnn_attention",
-        "_scaled_dot_product_flash_attention_for_cpu",
-    )
+    getattr(torch.ops.aten, f"_scaled_dot_product_{kind}").default
+    for kind in ("flash_attention", "efficient_attention", "cudnn_attention", "flash_attention_for_cpu")
 )
-
 PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten._scaled_mm.default)
 
 

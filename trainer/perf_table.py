@@ -6,6 +6,7 @@ Bandwidths are in 1e9 bytes a second. `count` is what nccl-tests prints: element
 """
 
 import re
+from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -76,12 +77,12 @@ def number_text(value: float, width: int) -> str:
     return f"{value:.1e}"
 
 
-def header(program: str, *, low: int, high: int, step: str, warmup: int, iters: int, check: int, notes: list[str]) -> list[str]:
-    """The lines from the program's name to the list of devices."""
+def header(program: str, asked: Namespace, step: str, notes: list[str]) -> list[str]:
+    """The lines from the program's name to the list of devices, which repeat what was asked for."""
     return [
         f"# Collective test starting: {program}",
-        f"# nThread 1 nGpus 1 minBytes {low} maxBytes {high} step: {step} warmup iters: {warmup} iters: {iters} "
-        f"agg iters: 1 validation: {check} graph: 0",
+        f"# nThread 1 nGpus 1 minBytes {asked.minbytes} maxBytes {asked.maxbytes} step: {step} "
+        f"warmup iters: {asked.warmup_iters} iters: {asked.iters} agg iters: 1 validation: {asked.check} graph: 0",
         *(f"# {note}" for note in notes),
         "#",
         "# Using devices",

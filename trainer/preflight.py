@@ -9,9 +9,9 @@ import os
 import shutil
 import socket
 import time
+from argparse import Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,6 +19,8 @@ import torch.distributed as dist
 from trainer.checkpoint.folder import Folder
 from trainer.checkpoint.store import Store, open_store
 from trainer.cli import LocalError, Parser, TrainerError, UsageError
+from trainer.collectives import PERIOD, Bench
+from trainer.comm import told_by_all
 from trainer.config import TrainConfig, read_train
 from trainer.data.loader import Loader, open_source
 from trainer.devices import GIB, usable
@@ -27,6 +29,7 @@ from trainer.launch import Ranks, join, read_ranks
 from trainer.layout import Layout, layout_of
 from trainer.models import Shape
 from trainer.parallel.precision import precision_of
+from trainer.perf_table import COLLECTIVES
 from trainer.train import read_shape
 
 PATIENCE = 120  # seconds for the ranks to meet, at most
@@ -155,34 +158,14 @@ def check_checkpoints(report: Report, config: TrainConfig, shape: Shape, rank: i
 
 
 def check_collectives(device: torch.device) -> str:
-    """Run the collectives of training on data with known results, and time one; raises LocalError."""
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    mine = torch.arange(ranks, dtype=torch.float32, device=device) + rank
-    summed = mine.clone()
-    dist.all_reduce(summed)
-    whole = torch.empty(ranks * ranks, device=device)
-    dist.all_gather_into_tensor(whole, mine)
-    part = torch.empty(1, device=device)
-    dist.reduce_scatter_tensor(part, mine)
-    rows = whole.view(ranks, ranks)
-    columns = torch.arange(ranks, dtype=torch.float32, device=device)
-    right = {
-        "all_reduce": torch.equal(summed, ranks * columns + ranks * (ranks - 1) / 2),
-        "all_gather": torch.equal(rows, columns + columns.unsqueeze(1)),
-        "reduce_scatter": part.item() == ranks * rank + ranks * (ranks - 1) / 2,
-    }
-    probe = torch.ones(PROBE, device=device)
-    dist.all_reduce(probe)
-    began = time.perf_counter()
-    dist.all_reduce(probe)
-    total = probe.sum().item()  # waits for the device
-    seconds = time.perf_counter() - began
-    busbw = 4 * PROBE * 2 * (ranks - 1) / ranks / seconds / 1e9
-    assert total
+    """Check the collectives of training, and time one; raises LocalError."""
+    bench = Bench(Namespace(op="sum", iters=3, check=0), device, torch.float32)
+    wrong = [name for name in ("all_reduce", "all_gather", "reduce_scatter") if bench.wrong(name, PERIOD, in_place=False)]
+    cell = bench.measure("all_reduce", COLLECTIVES["all_reduce"], PROBE, in_place=True)
     # Raise only after the last collective: ranks without a fault would wait for this one.
-    if wrong := [name for name, good in right.items() if not good]:
+    if wrong:
         raise LocalError(f"{', '.join(wrong)} gave a wrong result: run `python -m trainer.collectives`, and remove this host")
-    return f"all_reduce, all_gather and reduce_scatter are right; 16 MiB in {1e3 * seconds:.1f} ms, busbw {busbw:.2f} GB/s"
+    return f"all_reduce, all_gather and reduce_scatter are right; 16 MiB in {1e3 * cell.seconds:.1f} ms, busbw {cell.busbw:.2f} GB/s"
 
 
 def tell(everybody: list[list[tuple[str, bool, str]]], hosts: Sequence[str]) -> list[str]:
@@ -210,10 +193,7 @@ def run(config: TrainConfig, expected: set[str], ranks: Ranks) -> int:
     shape = read_shape(config)
     layout = layout_of(config, shape, ranks.world_size)
     device, backend = join(ranks, config.backend, min(config.timeout_s, PATIENCE))
-    hosts: list[Any] = [None] * ranks.world_size
-    dist.all_gather_object(hosts, socket.gethostname())
-    versions: list[Any] = [None] * ranks.world_size
-    dist.all_gather_object(versions, torch.__version__)
+    hosts, versions = told_by_all(socket.gethostname()), told_by_all(torch.__version__)
     report, precision = Report(), ["fp32"]
 
     def check_precision() -> str:
@@ -235,9 +215,7 @@ def run(config: TrainConfig, expected: set[str], ranks: Ranks) -> int:
     report.add("data", lambda: check_data(config, shape, layout, ranks.rank))
     check_checkpoints(report, config, shape, ranks.rank)
     report.add("collectives", lambda: check_collectives(device))
-    everybody: list[Any] = [None] * ranks.world_size
-    dist.all_gather_object(everybody, report.found)
-    lines = tell(everybody, hosts)
+    lines = tell(told_by_all(report.found), hosts)
     faults = sum(line.startswith("FAULT") for line in lines)
     if ranks.rank == 0:
         print("\n".join(lines))

@@ -19,7 +19,7 @@ from trainer import hf, optim
 from trainer.checkpoint.saver import Saver, load, state_of
 from trainer.checkpoint.store import Store, newest, open_store, same
 from trainer.cli import TrainerError, UsageError
-from trainer.comm import first_does, wait_for_all
+from trainer.comm import first_does, told_by_all, wait_for_all
 from trainer.config import ModelFlags, TrainConfig, read_train
 from trainer.data.loader import Loader, open_source
 from trainer.estimate.memory import advice, memory_here, plan_of
@@ -239,13 +239,9 @@ class Run:
 
     def not_finite(self, reading: Reading) -> None:
         """All ranks call this, to tell each other whose batch it was. No checkpoint was begun since."""
-        mine = (
-            math.isfinite(reading.share),
-            f"rank {self.ranks.rank} on {socket.gethostname()}, samples {self.loader.where(reading.samples)}",
-        )
-        everyone: list[Any] = [None] * self.ranks.world_size
-        dist.all_gather_object(everyone, mine)
-        whose = [where for finite, where in everyone if not finite] or [f"samples {reading.samples} to {reading.samples + self.batch - 1}"]
+        where = f"rank {self.ranks.rank} on {socket.gethostname()}, samples {self.loader.where(reading.samples)}"
+        whose = list(filter(None, told_by_all("" if math.isfinite(reading.share) else where)))
+        whose = whose or [f"samples {reading.samples} to {reading.samples + self.batch - 1}"]
         self.observer.lines.write(event="not_finite", step=reading.step, batches=whose)
         raise TrainerError(
             f"the loss of step {reading.step} is {reading.loss} and its gradient norm {reading.norm}, in the batch of "

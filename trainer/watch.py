@@ -12,12 +12,12 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from trainer.cli import TrainerError
+from trainer.comm import told_by_all
 from trainer.launch import leave
 
 # Messages of gloo and NCCL when a peer is gone, from torch 2.11 to 2.15.
@@ -64,10 +64,8 @@ class Watch:
                 self._end()
 
     def _tell(self) -> None:
-        try:
+        with contextlib.suppress(Exception):
             self.store.set(str(self.rank), f"{self.step} {self.phase} {socket.gethostname()}")
-        except Exception:
-            return
 
     def _end(self) -> None:
         where = f"rank {self.rank} on {socket.gethostname()}: {self.phase} of step {self.step + 1}, for more than {self.timeout_s} s\n\n"
@@ -93,11 +91,9 @@ class Watch:
     def _sentence(self) -> str:
         told: dict[int, tuple[int, str, str]] = {}
         for rank in range(self.world_size):
-            try:
+            with contextlib.suppress(Exception):
                 step, phase, host = self.store.get(str(rank)).decode().split(" ", 2)
                 told[rank] = (int(step), phase, host)
-            except Exception:
-                continue
         return hang_sentence(told, self.timeout_s, self.folder)
 
     def claim(self) -> bool:
@@ -173,9 +169,7 @@ class Stragglers:
         size = 2048 if device.type == "cuda" else 128
         self.left = torch.ones(size, size, device=device)
         self.out = torch.empty_like(self.left)
-        hosts: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(hosts, socket.gethostname(), group=self.group)
-        self.hosts = hosts
+        self.hosts = told_by_all(socket.gethostname(), self.group)
 
     def probe(self) -> float:
         """Seconds of some matrix products: the best of five, because one disturbance makes no straggler."""

@@ -4,7 +4,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import secrets
 from collections.abc import Callable
 from typing import Any
 
@@ -285,7 +287,8 @@ def delete_secret(scope: Scope, made: str, _properties: dict[str, Any], _attribu
 
 
 def repository(scope: Scope, properties: dict[str, Any]) -> Made:
-    made = scope.name(properties.get("RepositoryName")).lower()
+    # Its name is new each time, because one that a former stack left may be there.
+    made = (properties.get("RepositoryName") or f"{scope.name()}-{secrets.token_hex(6)}").lower()
     found = scope.call("ecr", "create_repository", repositoryName=made)["repository"]
     return made, {"Arn": found["repositoryArn"], "RepositoryUri": found["repositoryUri"]}
 
@@ -309,11 +312,10 @@ def compute_environment(scope: Scope, properties: dict[str, Any]) -> Made:
     data = scope.call("ec2", "describe_launch_template_versions", **version)["LaunchTemplateVersions"][0]["LaunchTemplateData"]
     resources["securityGroupIds"] = sorted({each for one in data["NetworkInterfaces"] for each in one["Groups"]})
     resources.pop("updateToLatestImageVersion", None)
-    service = {"AWSServiceName": "batch.amazonaws.com"}
-    try:
-        role_arn = scope.call("iam", "create_service_linked_role", **service)["Role"]["Arn"]
-    except Invalid:
-        role_arn = scope.call("iam", "get_role", RoleName="AWSServiceRoleForBatch")["Role"]["Arn"]
+    # The account has one role for all environments. moto writes its name another way than AWS.
+    with contextlib.suppress(Invalid):
+        scope.call("iam", "create_service_linked_role", AWSServiceName="batch.amazonaws.com")
+    role_arn = scope.call("iam", "list_roles", PathPrefix="/aws-service-role/batch.amazonaws.com/")["Roles"][0]["Arn"]
     wanted = {"type": properties["Type"], "state": properties["State"], "serviceRole": role_arn, "computeResources": resources}
     return scope.call("batch", "create_compute_environment", computeEnvironmentName=made, **wanted)["computeEnvironmentArn"], {}
 

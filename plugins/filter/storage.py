@@ -7,9 +7,9 @@ from ansible_collections.muster.fleet.plugins.module_utils.node import storage a
 
 
 def storage_faults(variables, servers):
-    """The faults, when the fleet has a server."""
-    options = {name: variables.get(f"storage_{name}") for name in ("path", "nconnect")}
-    return logic.faults(servers, options) if servers else []
+    """The faults, when the fleet has a server or names a file system."""
+    options = {name: variables.get(f"storage_{name}") for name in ("path", "nconnect", "source")}
+    return logic.faults(servers, options) if servers or options["source"] else []
 
 
 class FilterModule:

@@ -14,7 +14,8 @@ description:
   - Brings the stacks of CloudFormation that a part of a cluster has into a state, and waits for it. The templates follow from the cluster
     document and the catalogue.
   - A stack that is being changed is waited for first, so that a run that was killed goes on.
-  - A stack that another cluster or somebody else made is refused, and so is the removal of one whose exports others import.
+  - A stack that another cluster or somebody else made is refused, and so is the removal of one whose exports others import, or whose queue
+    of Batch has jobs that are not over. Credentials of another account than the document names are refused, too.
   - The key by which nodes of a Batch job reach each other is made and stored when its secret has none. It is in no output.
 extends_documentation_fragment:
   - muster.fleet.aws
@@ -108,6 +109,8 @@ def absent(module, region, cluster, wanted):
     stays = survey.network_in_use(region, cluster) if part == "vpc" else ""
     if stays:
         module.exit_json(changed=False, kept=[], stays=stays)
+    if part == "batch":
+        survey.refuse_jobs(region, wanted)
     kept = []
     changed = part == "ec2" and bool(survey.end_slurm_nodes(region, cluster, module.check_mode))
     for each in reversed(wanted):
@@ -139,6 +142,7 @@ def main():
     try:
         cluster = load(module.params["cluster"])
         region = Region(Accounts({**module.params, "region": module.params["region"] or cluster["region"]}, who="cloud_stack"))
+        preflight.refuse_account(region, cluster)
         wanted = plan.stacks(cluster, module.params["part"])
         nodes = module.params["part"] == "ec2" and module.params["state"] == "present"
         fault = preflight.collection_fault(region, cluster) if nodes and not module.check_mode else ""

@@ -113,6 +113,8 @@ def main():
     try:
         cluster = load(module.params["cluster"])
         region = Region(Accounts({**module.params, "region": module.params["region"] or cluster["region"]}, who="cloud_survey"))
+        if what != "preflight":
+            preflight.refuse_account(region, cluster)
         if what == "preflight":
             checks = preflight.preflight(region, cluster)
             faults = [each["said"] for each in checks if each["status"] == "failed"]

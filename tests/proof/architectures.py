@@ -7,21 +7,45 @@ their faults and kills; the policy against the calls that were made. What needs 
 from __future__ import annotations
 
 import json
+import os
+import queue
+import shutil
+import subprocess
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
+import aws_cli
 import boto3
 import pytest
-from cloud_parts import CLUSTER, IAM, bring, create, credentials, gone, look, node, outputs, running, said, settled, stacks, with_group
+import yaml
+from cloud_parts import (
+    CLUSTER,
+    FOLDER,
+    IAM,
+    bring,
+    create,
+    credentials,
+    gone,
+    look,
+    node,
+    outputs,
+    running,
+    said,
+    settled,
+    stacks,
+    with_group,
+)
 from local_cloud_api import client, ec2, fault, machines, served
 from module_call import call
 from playbook import run_playbook
 
 from ansible_collections.muster.fleet.plugins.module_utils.aws import permissions, plan
 from ansible_collections.muster.fleet.plugins.module_utils.aws.cluster import load
+from ansible_collections.muster.fleet.plugins.module_utils.aws.stacks import Stack
 from ansible_collections.muster.fleet.plugins.module_utils.aws.template_batch import PLACEHOLDER
+from localcloud.tasks import Ended
 
 __all__ = ["bring", "call", "client", "create", "credentials", "ec2", "fault", "look", "machines", "served", "stacks"]
 
@@ -60,7 +84,7 @@ def test_a_bucket_of_somebody_else_is_not_emptied(bring, client) -> None:
 BATCH: dict[str, Any] = {**CLUSTER, "kind": "batch", "nodes": CLUSTER["nodes"][:1]}
 
 
-def test_batch_gets_a_key_once_and_nobody_sees_it(bring, client) -> None:
+def test_batch_gets_a_key_once_and_nobody_sees_it(bring, look, client) -> None:
     bring("vpc", cluster=BATCH)
     done = bring("batch", cluster=BATCH)
     [stack] = done["stacks"]
@@ -71,7 +95,10 @@ def test_batch_gets_a_key_once_and_nobody_sees_it(bring, client) -> None:
     again = bring("batch", cluster=BATCH)
     assert not again["changed"]
     assert client("secretsmanager").get_secret_value(SecretId=stack["outputs"]["SSHKeySecretArn"])["SecretString"] == key
-    assert bring("batch", "absent", cluster=BATCH)["kept"][0]["type"] == "AWS::ECR::Repository"
+    [kept] = bring("batch", "absent", cluster=BATCH)["kept"]
+    assert kept["type"] == "AWS::ECR::Repository"
+    assert {"what": "images", "id": kept["id"]} in look("left", cluster=BATCH)["left"], "nobody says that the images stay"
+    assert bring("batch", cluster=BATCH)["changed"], "the images that stay are in the way of the next up"
 
 
 def test_a_run_that_was_killed_goes_on(bring, fault, client) -> None:
@@ -107,6 +134,48 @@ def test_a_resource_that_fails_is_a_sentence(bring, fault, ec2, failure: tuple[s
     again = bring("ec2")
     assert "Stack mine-ec2 is ROLLBACK_COMPLETE" in again["msg"] and "remove it by verb=down" in again["msg"]
     assert bring("ec2", "absent")["changed"] and bring("ec2")["changed"] and len(running(ec2)) == 3
+
+
+def test_a_file_system_that_fails_is_a_sentence_and_nothing_stays(bring, look, fault, client) -> None:
+    bring("vpc", cluster=STORED)
+    fault(action="CreateFileSystem", error="ServiceLimitExceeded")
+    done = bring("fsx", cluster=STORED)
+    said = "Stack mine-fsx was not made: LustreFileSystem: "
+    assert done["failed"] and done["msg"].startswith(said) and done["msg"].endswith("; ask for a higher quota, or remove what is not used.")
+    assert client("fsx").describe_file_systems()["FileSystems"] == []
+    assert "Then remove it by verb=down, and run verb=up again." in bring("fsx", cluster=STORED)["msg"]
+    assert bring("fsx", "absent", cluster=STORED)["changed"] and bring("fsx", cluster=STORED)["changed"]
+
+
+def test_a_session_that_expires_in_the_middle_goes_on(bring, look, fault, monkeypatch) -> None:
+    settled = Stack.settled
+
+    def expired(self: Stack, found: Any) -> Any:
+        fault(action="DescribeStacks", error="ExpiredToken")
+        return settled(self, found)
+
+    fault(action="CreateNatGateway", delay=1.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(Stack, "settled", expired)
+        assert bring("vpc")["msg"] == "The AWS credentials have expired (ExpiredToken in region us-east-1); log in again."
+    assert look("status")["stacks"][0]["status"] == "CREATE_IN_PROGRESS"
+    assert bring("vpc")["changed"] is False and look("status")["stacks"][0]["status"] == "CREATE_COMPLETE"
+
+
+def test_a_queue_with_jobs_stays(bring, client, machines, monkeypatch) -> None:
+    monkeypatch.setattr(machines, "room_mib", lambda: 0, raising=False)  # so that the job waits
+    bring("vpc", cluster=BATCH)
+    bring("batch", cluster=BATCH)
+    batch = client("batch")
+    job = batch.submit_job(jobName="long", jobQueue="mine-batch-gpu", jobDefinition="mine-batch-gpu-single")["jobId"]
+    done = bring("batch", "absent", cluster=BATCH)
+    said = f"Queue mine-batch-gpu has jobs that are not over: 1, first {job}; wait, or stop each by aws batch terminate-job, "
+    assert done["failed"] and done["msg"] == said + "then run verb=down."
+    batch.terminate_job(jobId=job, reason="enough")
+    end = time.monotonic() + 10
+    while "stoppedAt" not in batch.describe_jobs(jobs=[job])["jobs"][0] and time.monotonic() < end:
+        time.sleep(0.1)
+    assert bring("batch", "absent", cluster=BATCH)["changed"]
 
 
 def test_a_change_that_fails_leaves_the_stack_as_it_was(bring, fault, ec2) -> None:
@@ -202,6 +271,7 @@ def test_the_policy_names_what_was_called_and_nothing_else(bring, look, fault, m
     changed = {**STORED, "nodes": [{**CLUSTER["nodes"][0], "count": 1, "disk": 300}]}
     for what in ("preflight", "status", "cost", "left"):
         look(what, cluster={**STORED, "key_pair": ""})
+    look("left", cluster=BATCH)
     bring("ec2", cluster=changed, check_mode=True)
     bring("ec2", cluster=changed)
     for cluster, part in ((BATCH, "batch"), (STORED, "ec2"), (STORED, "fsx"), (STORED, "s3"), (STORED, "vpc")):
@@ -222,8 +292,8 @@ IAM_NAME = {
     "s3:ListObjectVersions": "s3:ListBucketVersions",
     "s3:DeleteObjects": "s3:DeleteObjectVersion",
 }
-# The test's own call.
-LOCAL_ONLY = {"s3:PutObject"}
+# The test's own call, and the local cloud's.
+LOCAL_ONLY = {"s3:PutObject", "iam:ListRoles"}
 # What AWS's CloudFormation and services call for us, by their documentation; the local cloud needs less.
 OF_SERVICES = {
     "batch:DescribeComputeEnvironments",
@@ -243,7 +313,6 @@ OF_SERVICES = {
     "ec2:DescribeSubnets",
     "ec2:DescribeVpcEndpoints",
     "ec2:DescribeVpcs",
-    "ecr:DescribeRepositories",
     "ecr:TagResource",
     "fsx:CreateDataRepositoryAssociation",
     "fsx:DeleteDataRepositoryAssociation",
@@ -269,34 +338,151 @@ OF_SERVICES = {
 }
 
 
-def test_the_commands_of_the_batch_page(create, stacks, client, ec2) -> None:
-    """create-stack of the network and of P6, put-secret-value, submit-job on as many nodes as it says, describe-jobs."""
-    network = create("your-vpc-stack-name", "2.vpc-one-az.yaml", SubnetsAZ="us-east-1a")
-    assert network["StackStatus"] == "CREATE_COMPLETE", network
-    reservation = ec2.create_capacity_reservation(
-        InstanceType="p6-b200.48xlarge", InstancePlatform="Linux/UNIX", AvailabilityZone="us-east-1a", InstanceCount=2
-    )["CapacityReservation"]["CapacityReservationId"]
-    batch = create(
-        "batch-p6",
-        "aws-batch-distributed-training-p6.yaml",
-        VPCStackParameter="your-vpc-stack-name",
-        CapacityReservationId=reservation,
+# What the Batch page of the reference has a user type, in its order, by the AWS CLI itself. Its P5 example deploys the template for P4.
+BATCH_PAGE = r"""
+made() { # `aws cloudformation wait` looks only every 30 seconds
+  until aws cloudformation describe-stacks --stack-name $1 --query 'Stacks[0].StackStatus' | grep -v PROGRESS; do sleep 0.2; done
+}
+aws cloudformation create-stack --stack-name your-vpc-stack-name --template-body file://2.vpc-one-az.yaml \
+  --parameters ParameterKey=SubnetsAZ,ParameterValue=us-east-1a --capabilities CAPABILITY_NAMED_IAM
+made your-vpc-stack-name
+aws cloudformation create-stack \
+  --stack-name aws-batch-distributed-training \
+  --template-body file://0.aws-batch-distributed-training.yaml \
+  --parameters \
+    ParameterKey=VPCStackParameter,ParameterValue="your-vpc-stack-name" \
+    ParameterKey=CapacityReservationId,ParameterValue="$OTHER" \
+  --capabilities CAPABILITY_NAMED_IAM
+aws cloudformation create-stack \
+  --stack-name batch-p6 \
+  --template-body file://aws-batch-distributed-training-p6.yaml \
+  --parameters \
+    ParameterKey=VPCStackParameter,ParameterValue="your-vpc-stack-name" \
+    ParameterKey=CapacityReservationId,ParameterValue="$RESERVATION" \
+  --capabilities CAPABILITY_NAMED_IAM
+made aws-batch-distributed-training
+made batch-p6
+ssh-keygen -q -t rsa -b 2048 -N '' -f "$FOLDER/batch_key"
+aws secretsmanager put-secret-value \
+  --secret-id batch-p6-ssh-key \
+  --secret-string file://$FOLDER/batch_key
+rm "$FOLDER/batch_key" "$FOLDER/batch_key.pub"
+JOB_DEFINITION=$(aws cloudformation describe-stacks \
+  --stack-name batch-p6 \
+  --query 'Stacks[0].Outputs[?OutputKey==`JobDefinitionMultiInstance`].OutputValue' \
+  --output text)
+JOB_QUEUE=$(aws cloudformation describe-stacks \
+  --stack-name batch-p6 \
+  --query 'Stacks[0].Outputs[?OutputKey==`DistributedDeepLearningJQ`].OutputValue' \
+  --output text)
+job=$(aws batch submit-job \
+  --job-name nccl-test-2node \
+  --job-queue ${JOB_QUEUE} \
+  --job-definition ${JOB_DEFINITION} \
+  --node-overrides numNodes=2 --query jobId --output text)
+until aws batch describe-jobs --jobs $job | grep -q stoppedAt; do sleep 0.2; done
+aws batch describe-jobs --jobs $job
+timeout 6 aws logs tail /aws/batch/job --follow || [ $? = 124 ]
+"""
+
+
+class Container:
+    """Stands for the container of a node of a job, which prints what it was told, and runs until all nodes have printed."""
+
+    nodes = 0
+
+    def __init__(self, task: Any) -> None:
+        self.address = "10.0.0.1"
+        self.lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self.lines.put(
+            f"node {task.env['AWS_BATCH_JOB_NODE_INDEX']} of {task.env['AWS_BATCH_JOB_NUM_NODES']}: {task.env['MUSTER_COMMAND']}"
+        )
+        assert "PRIVATE KEY" in task.env["MUSTER_SSH_KEY"]
+        Container.nodes += 1
+
+    def running(self) -> bool:
+        return True
+
+    def ended(self) -> Ended | None:
+        return Ended(0) if Container.nodes == 2 else None
+
+    def stop(self, _patience: int) -> None:
+        return
+
+
+def test_the_commands_of_the_batch_page(client, served, machines, monkeypatch, tmp_path: Path) -> None:
+    ec2 = client("ec2")
+    for name, what in {"run_task": Container, "end_task": lambda _task: None, "room_mib": lambda: 64000}.items():
+        monkeypatch.setattr(machines, name, what, raising=False)
+    place = {"InstancePlatform": "Linux/UNIX", "AvailabilityZone": "us-east-1a", "InstanceCount": 2}
+    other, reservation = (
+        ec2.create_capacity_reservation(InstanceType=kind, **place)["CapacityReservation"]["CapacityReservationId"]
+        for kind in ("p4d.24xlarge", "p6-b200.48xlarge")
     )
-    assert batch["StackStatus"] == "CREATE_COMPLETE", batch
-    found = outputs(batch)
-    secrets = client("secretsmanager")
-    secrets.put_secret_value(SecretId="batch-p6-ssh-key", SecretString="-----BEGIN OPENSSH PRIVATE KEY-----")
-    assert secrets.get_secret_value(SecretId=found["SSHKeySecretArn"])["SecretString"].startswith("-----BEGIN")
-    queue = client("batch").describe_job_queues(jobQueues=[found["DistributedDeepLearningJQ"]])["jobQueues"][0]
-    assert (queue["jobQueueName"], queue["state"]) == ("batch-p6", "ENABLED")
-    environment = client("batch").describe_compute_environments()["computeEnvironments"][0]
+    more = {"RESERVATION": reservation, "OTHER": other, "FOLDER": str(tmp_path), "HOME": str(tmp_path), "AWS_PAGER": ""}
+    more["PATH"] = f"{aws_cli.folder()}:{os.environ['PATH']}"
+    typed = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", BATCH_PAGE],
+        cwd=FOLDER,
+        env={**os.environ, **served.env, **more},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=200,
+    )
+    assert typed.returncode == 0, typed.stdout + typed.stderr
+    assert typed.stdout.count('"CREATE_COMPLETE"') == 3, typed.stdout
+    assert '"status": "SUCCEEDED"' in typed.stdout and '"numNodes": 2' in typed.stdout
+    for index in (0, 1):
+        assert f"node {index} of 2: /opt/nccl-tests/build/all_reduce_perf" in typed.stdout, "what a node printed is not in its log"
+
+    stacks = client("cloudformation")
+    found = outputs(stacks.describe_stacks(StackName="batch-p6")["Stacks"][0])
+    network = outputs(stacks.describe_stacks(StackName="your-vpc-stack-name")["Stacks"][0])
+    queue_of = client("batch").describe_job_queues(jobQueues=[found["DistributedDeepLearningJQ"]])["jobQueues"][0]
+    assert (queue_of["jobQueueName"], queue_of["state"]) == ("batch-p6", "ENABLED")
+    [environment] = [
+        each for each in client("batch").describe_compute_environments()["computeEnvironments"] if "p6-b200.48xlarge" in str(each)
+    ]
     template = environment["computeResources"]["launchTemplate"]["launchTemplateId"]
     data = ec2.describe_launch_template_versions(LaunchTemplateId=template)["LaunchTemplateVersions"][0]["LaunchTemplateData"]
     assert [each["InterfaceType"] for each in data["NetworkInterfaces"]] == ["interface", *["efa-only"] * 8]
     assert data["CapacityReservationSpecification"]["CapacityReservationTarget"] == {"CapacityReservationId": reservation}
-    assert {each["Groups"][0] for each in data["NetworkInterfaces"]} == {outputs(network)["SecurityGroup"]}
+    assert {each["Groups"][0] for each in data["NetworkInterfaces"]} == {network["SecurityGroup"]}
     [definition] = client("batch").describe_job_definitions(jobDefinitions=[found["JobDefinitionMultiInstance"]])["jobDefinitions"]
     assert definition["type"] == "multinode"
+
+
+def test_the_storage_of_the_eks_page(create, client, served, tmp_path: Path) -> None:
+    """fsx_create.sh and fsx_delete.sh in the network that eksctl made."""
+    network = outputs(create("net", "2.vpc-one-az.yaml", SubnetsAZ="us-east-1a"))
+    values = {"SubnetsPrivate": network["PrivateSubnet"] + ",subnet-other", "SharedNodeSecurityGroup": network["SecurityGroup"]}
+    made = {"Resources": {"Logs": {"Type": "AWS::Logs::LogGroup"}}, "Outputs": {name: {"Value": each} for name, each in values.items()}}
+    create("eksctl-eks-p4d-cluster", made)
+    page = tmp_path / "kubernetes/eks"
+    shutil.copytree(FOLDER.parent / "kubernetes/eks", page)
+    (tmp_path / "cloudformation").symlink_to(FOLDER)
+    env = {**os.environ, **served.env, "PATH": f"{aws_cli.folder()}:{os.environ['PATH']}", "HOME": str(tmp_path), "AWS_PAGER": ""}
+
+    def typed(name: str) -> str:
+        done = subprocess.run(["bash", f"./{name}"], cwd=page, env=env, capture_output=True, text=True, check=False, timeout=200)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    typed("fsx_create.sh")
+    [found] = client("fsx").describe_file_systems()["FileSystems"]
+    assert (found["StorageCapacity"], found["SubnetIds"]) == (1200, [network["PrivateSubnet"]])
+    volume, claim = yaml.safe_load_all((page / "fsx-pvc-static.yaml").read_text())
+    assert volume["spec"]["csi"]["volumeHandle"] == found["FileSystemId"]
+    assert volume["spec"]["csi"]["volumeAttributes"] == {
+        "dnsname": f"{found['FileSystemId']}.fsx.us-east-1.amazonaws.com",
+        "mountname": outputs(client("cloudformation").describe_stacks(StackName="eks-p4d-fsx")["Stacks"][0])[
+            "FSxLustreFilesystemMountname"
+        ],
+    }
+    assert claim["spec"]["resources"]["requests"]["storage"] == "1200Gi"
+    typed("fsx_delete.sh")
+    assert client("fsx").describe_file_systems()["FileSystems"] == []
 
 
 def test_a_network_in_several_zones(create, stacks, ec2) -> None:

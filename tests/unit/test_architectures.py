@@ -358,6 +358,7 @@ FAULTS: list[tuple[str, dict[str, Any], str]] = [
     ("eks", {"storage": {"openzfs": {"gib": 512}}}, "storage.openzfs is for home folders"),
     ("eks", {"storage": {"lustre": {"repository": "s3://a-bucket/"}}}, "give vpc.stack or vpc.id"),
     ("eks", {"vpc": {"nat": "none", "endpoints": True}}, "nodes in the VPC that eksctl makes need NAT"),
+    ("eks", {"vpc": {"endpoints": True}}, "eksctl makes no interface endpoints"),
     ("eks", {"zones": ["us-east-1a"]}, "needs subnets in two zones"),
     ("pcs", {"nodes": [{**GPU, "managed": False}]}, "node group gpu has managed, which only eks takes"),
     ("hyperpod-slurm", {"nodes": [HEAD, {**GPU, "market": "spot"}]}, "HyperPod has spot nodes with EKS only"),

@@ -70,6 +70,11 @@ TABLE: list[dict[str, Any]] = [
     {"name": "optional"},
     {"name": "lustre_client"},
     {"name": "monitoring", "groups": ["all"], "alone": False},
+    *(
+        each
+        for each in yaml.safe_load((ROOT / "playbooks/vars/components.yml").read_text())["component_table"]
+        if each["name"] == "storage"
+    ),
 ]
 
 
@@ -250,6 +255,26 @@ def test_a_node_learns_the_lustre_that_nobody_else_mounts(kind: str, mounts: boo
     assert "".join(joined) == f"<{boot.script(made, made['nodes'][0])}>"
     own = cluster(storage={"lustre": {"gib": 1200}}, setup={"variables": {"lustre_client_mounts": []}})
     assert boot.facts(own, own["nodes"][0])["lustre_client_mounts"] == [], "the user's own word counts"
+
+
+@pytest.mark.parametrize(("kind", "mounts"), [("ec2", True), ("pcs", True), ("hyperpod-slurm", False), ("parallelcluster", False)])
+def test_a_node_learns_the_openzfs_that_nobody_else_mounts(kind: str, mounts: bool) -> None:
+    nodes = (
+        [{"name": "head", "type": "m6i.large", "role": "controller", "count": 1}] if kind in ("parallelcluster", "hyperpod-slurm") else []
+    )
+    nodes.append({"name": "gpu", "type": "p5.48xlarge", "count": 1})
+    made = cluster(kind=kind, nodes=nodes, storage={"bucket": "my-bucket", "openzfs": {"gib": 512}})
+    found = boot.facts(made, made["nodes"][0])
+    assert (found.get("storage_source"), found.get("storage_path")) == (("${OPENZFS_DNSNAME}:/fsx", "/home") if mounts else (None, None))
+    if mounts:
+        data = boot.user_data(made, made["nodes"][0])["Fn::Join"][1]
+        assert [each for each in data if isinstance(each, dict)] == [{"Fn::ImportValue": "mine-fsx-FSxOpenZFSFilesystemDNSname"}]
+
+
+def test_a_node_that_shall_mount_openzfs_runs_storage_alone(node: Node) -> None:
+    node.manifest("one", "efa")
+    assert node.image().boot(script(storage={"openzfs": {"gib": 512}})) == (0, "ready", ""), node.read("log/boot.log")
+    assert node.read("ran").splitlines() == ["one on node-1", "efa on node-1", "storage on node-1"]
 
 
 def test_a_node_that_shall_mount_lustre_runs_its_client(node: Node) -> None:

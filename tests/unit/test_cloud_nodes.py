@@ -11,9 +11,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import botocore.client
+import cluster_files
 import pytest
 from local_cloud_api import AMI
 
+from ansible_collections.muster.fleet.plugins.module_utils.aws import template_ec2
+from ansible_collections.muster.fleet.plugins.module_utils.aws.cluster import load as load_cluster
 from ansible_collections.muster.fleet.plugins.module_utils.slurm import cloud_nodes as logic
 
 PROGRAM = Path(__file__).parents[2] / "playbooks" / "files" / "cloud_nodes.py"
@@ -177,3 +181,20 @@ def test_instances_that_cannot_be_named_are_ended(slurm, fault, ec2) -> None:
     assert slurm.run("resume", "gpu-1") == 1
     assert "its instances could not be named, and were ended" in slurm.told[0][2]
     assert ec2.describe_instances(Filters=[{"Name": "instance-state-name", "Values": ["pending", "running"]}])["Reservations"] == []
+
+
+def test_the_role_of_the_controllers_allows_what_the_programs_call_and_nothing_else(slurm, fault, monkeypatch) -> None:
+    seen: set[str] = set()
+    former = botocore.client.BaseClient._make_api_call
+
+    def recorded(self: Any, operation: str, given: Any) -> Any:
+        seen.add(f"{self.meta.service_model.service_name}:{operation}")
+        return former(self, operation, given)
+
+    monkeypatch.setattr(botocore.client.BaseClient, "_make_api_call", recorded)
+    fault(action="RunInstances", error="InsufficientInstanceCapacity", times=slurm.tries)
+    assert slurm.run("resume", "gpu-1,gpu-2", ["gpu-1,gpu-2"]) == 0 and slurm.run("suspend", "gpu-1,gpu-2") == 0
+    cluster = load_cluster(cluster_files.examples()["ec2-slurm"])
+    allowed = {action for each in template_ec2.controller_statements(cluster) for action in each["Action"]}
+    # EC2 asks for the last when a launch template names a role.
+    assert seen == allowed - {"iam:PassRole"}

@@ -102,6 +102,11 @@ def test_a_text_is_stored_once_and_never_shown(call, credentials, client, fault,
     assert large["msg"] == "The text for secret mine-slurm has 65537 bytes, and Secrets Manager takes 65536; shorten it."
 
 
+def facts_of(script: str) -> dict[str, Any]:
+    """The variables in a boot script."""
+    return json.loads(script.split("<<'MUSTER_NODE'", 1)[1].split("\n", 1)[1].split("MUSTER_NODE", maxsplit=1)[0])
+
+
 def started(machines) -> str:
     """The user data of the instance that started last."""
     return [each for each in machines.done if each[0] == "start"][-1][3].decode()
@@ -116,8 +121,7 @@ def test_a_cluster_with_lustre_mounts_it_and_keeps_its_network_with_the_data(bri
     [stack] = done["fsx"]["stacks"]
     name = stack["outputs"]["FSxLustreFilesystemId"]
     source = f"{name}.fsx.us-east-1.amazonaws.com@tcp:/{stack['outputs']['FSxLustreFilesystemMountname']}"
-    facts = json.loads(started(machines).split("<<'MUSTER_NODE'", 1)[1].split("\n", 1)[1].split("MUSTER_NODE")[0])
-    assert facts["lustre_client_mounts"] == [{"source": source, "path": "/fsx"}]
+    assert facts_of(started(machines))["lustre_client_mounts"] == [{"source": source, "path": "/fsx"}]
 
     assert bring("ec2", "absent", cluster=STORED)["changed"]
     kept = bring("fsx", "absent", cluster=STORED)
@@ -133,6 +137,14 @@ def test_a_cluster_with_lustre_mounts_it_and_keeps_its_network_with_the_data(bri
         done = bring(part, "absent", cluster=STORED, delete_data="mine")
         assert done["changed"] and not done["stays"]
     assert look("left", cluster=STORED)["left"] == []
+
+
+def test_the_homes_of_a_cluster_are_on_its_openzfs(bring, machines) -> None:
+    homes = {**STORED, "storage": {"openzfs": {"gib": 512}}}
+    done = {part: bring(part, cluster=homes) for part in ("vpc", "fsx", "ec2")}
+    name = done["fsx"]["stacks"][0]["outputs"]["FSxOpenZFSFilesystemId"]
+    facts = facts_of(started(machines))
+    assert (facts["storage_source"], facts["storage_path"]) == (f"{name}.fsx.us-east-1.amazonaws.com:/fsx", "/home")
 
 
 def test_nodes_do_not_start_before_their_collection_is_in_the_bucket(bring, client, ec2) -> None:
@@ -204,6 +216,14 @@ def test_what_is_not_ours_is_left_alone(bring, look, client) -> None:
 def test_a_call_that_is_refused_is_a_sentence(bring, fault, error: str, said: str) -> None:
     fault(action="DescribeStacks", error=error)
     assert said in bring("vpc")["msg"]
+
+
+def test_another_account_is_refused_by_each_verb(bring, look, ec2) -> None:
+    wrong = {**CLUSTER, "account": "999999999999"}
+    told = [bring("vpc", cluster=wrong), bring("vpc", "absent", cluster=wrong)]
+    told += [look(what, cluster=wrong) for what in ("preflight", "status", "cost", "left")]
+    said = "The credentials are of account 123456789012, and the cluster is for 999999999999; take another profile."
+    assert [each.get("msg") for each in told] == [said] * 6
 
 
 PREFLIGHTS: list[tuple[dict[str, Any], str]] = [

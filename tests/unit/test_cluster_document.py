@@ -43,7 +43,8 @@ def test_defaults_follow_from_the_type_and_the_market() -> None:
 
 
 def test_what_was_loaded_loads_again() -> None:
-    once = load(cluster(users=["ann"], storage={"lustre": {"gib": 1200}, "openzfs": {"gib": 64}}))
+    """The modules load the document that cluster_document returned."""
+    once = load(cluster(zones=["us-east-1a", "us-east-1b"], storage={"lustre": {"gib": 1200}, "openzfs": {"gib": 64}}))
     assert load(once) == once
 
 
@@ -102,9 +103,16 @@ FAULTS: list[tuple[dict[str, Any], str]] = [
     ({"storage": {"lustre": {"gibs": 1}}}, "unknown field gibs; did you mean gib?"),
     ({"storage": {"openzfs": {"gib": 1}}}, "openzfs.gib must be at least 64"),
     ({"storage": {"lustre": {"repository": "bucket"}}}, "must be s3://BUCKET/PREFIX"),
-    ({"users": ["Ann Lee"]}, "users has 'Ann Lee'"),
-    ({"users": [{"name": "ann", "key": "x"}]}, "unknown field key; did you mean keys?"),
-    ({"users": [{"name": "ann", "keys": ["-----BEGIN OPENSSH PRIVATE KEY-----"]}]}, "must be a list of public keys"),
+    ({"users": ["ann"]}, "users are not made with a cluster; remove users, and name them in slurm_users or users_servers"),
+    ({"vpc": {"stack": "a", "nat": "zone"}}, "vpc.nat is of a new VPC, and vpc.stack names one; remove one."),
+    (
+        {"kind": "eks", "zones": ["us-east-1a", "us-east-1b"], "key_pair": "ada"},
+        "key_pair is for ec2, batch, parallelcluster, pcs, and this is eks",
+    ),
+    ({"kind": "batch", "setup": {"collection": "s3://mine/a.tar.gz"}}, "setup.collection is for ec2, parallelcluster, pcs, hyperpod-slurm"),
+    ({"kind": "batch", "setup": {"variables": {"a": 1}}}, "setup.variables is for ec2, "),
+    ({"setup": {"repair": False}}, "setup.repair: false is for eks, hyperpod-slurm, hyperpod-eks, and this is ec2"),
+    ({"kind": "batch", "storage": {"openzfs": {"gib": 512}}}, "storage.openzfs is for home folders, which jobs of Batch have not"),
     ({"versions": {"kubernetes": "1.33"}}, "versions.kubernetes is for eks and hyperpod-eks, and this is ec2"),
     ({"kind": "eks", "versions": {"kubernetes": 1.33}}, "versions.kubernetes must be text such as '1.33', not 1.33; quote it"),
     ({"kind": "eks"}, "needs subnets in two zones"),
@@ -129,6 +137,8 @@ GROUP_FAULTS: list[tuple[dict[str, Any], str, str]] = [
     ({"count": 0, "max": 4}, "ec2", "has max 4, with which Slurm starts its nodes; that takes count 0, the role compute and a group"),
     ({"max": 4}, "ec2", "has max 4, with which Slurm starts its nodes"),
     ({"min": 1}, "ec2", "has min 1, and plain EC2 has count nodes"),
+    ({"min": 1}, "batch", "has min 1, and Batch begins with none"),
+    ({"placement_group": False}, "eks", "has placement_group, which eks decides itself"),
     ({"disk": 4}, "ec2", "disk must be 8 to 16384 GiB"),
     ({"count": True}, "ec2", "count must be a whole number, not True"),
     ({"role": "head"}, "ec2", "role head is unknown"),

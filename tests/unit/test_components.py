@@ -74,5 +74,5 @@ def test_the_table_has_what_roles_take_from_the_stack() -> None:
         taken = given.get("phases_components", [])
         if isinstance(taken, list):  # else it depends on the type
             assert set(taken) <= set().union(*stack.values()) and set(taken) & stack[name] == set(taken) - {"libfabric"}, name
-    # stack_facts also reads what the kernel runs, which is no component of a stack.
-    assert set(WAYS) - {"running_kernel", "efa_driver", "gdrdrv"} <= set().union(*stack.values())
+    # stack_facts also reads what the kernel runs and what a container's torch brings, which are no components of a stack.
+    assert set(WAYS) - {"running_kernel", "efa_driver", "gdrdrv", "torch", "torch_nccl"} <= set().union(*stack.values())

@@ -8,6 +8,7 @@ tests/fixtures/recipes/options.json has the names of options that each framework
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib.util
 import json
 import os
@@ -44,7 +45,7 @@ def program(name: str, file: str) -> ModuleType:
 
 def parser_of(name: str) -> argparse.ArgumentParser:
     """A parser with the framework's own options."""
-    parser = argparse.ArgumentParser(exit_on_error=False)
+    parser = argparse.ArgumentParser(exit_on_error=False, allow_abbrev=False)
     for option, kind in OPTIONS[name]["options"].items():
         if kind == "flag":
             parser.add_argument(option, action="store_true")
@@ -308,3 +309,76 @@ def test_picotron_gets_its_file_in_the_shared_folder(tmp_path: Path) -> None:
     folder, flag, config = json.loads(ended.stdout)
     assert (folder, flag) == (str(tmp_path / "shared"), "--config")
     assert (config["distributed"]["dp_size"], config["training"]["learning_rate"], config["checkpoint"]["load_path"]) == (8, 0.001, "")
+
+
+def test_megatron_lm_takes_the_arguments() -> None:
+    """Megatron's own options take the words, and its sizes divide as validate_args() of it wants."""
+    for model, kind, command in commands("megatron-lm"):
+        given = parser_of("megatron-lm").parse_args(command[command.index("/opt/megatron-lm/pretrain_gpt.py") + 1 :])
+        tensor, pipeline = given.tensor_model_parallel_size, given.pipeline_model_parallel_size or 1
+        together = tensor * pipeline * (given.context_parallel_size or 1)
+        copies, rest = divmod(planned("megatron-lm", model, kind, "batch")["ranks"], together)
+        assert not rest and given.global_batch_size % (given.micro_batch_size * copies) == 0, (model, kind)
+        assert (given.num_query_groups or given.num_attention_heads) % tensor == 0 == given.num_layers % pipeline, (model, kind)
+        assert given.seq_length == read("megatron-lm")["models"][model]["context"]
+
+
+def test_bionemo_takes_the_arguments() -> None:
+    for model, kind, command in commands("bionemo"):
+        given = parser_of("bionemo").parse_args(command[command.index("train_esm2") + 1 :])
+        assert given.num_nodes * given.num_gpus == planned("bionemo", model, kind, "batch")["ranks"]
+        assert (given.num_steps, given.max_seq_length) == (200, read("bionemo")["models"][model]["context"])
+        assert given.hidden_size % given.num_attention_heads == 0
+
+
+@pytest.mark.parametrize(("model", "kind"), [each for each in sizes_of("torchtitan") if each[1]])
+def test_torchtitan_has_the_options(model: str, kind: str) -> None:
+    """Those of its dataclasses, which its parser makes from them. On CPUs the proof of frameworks runs it."""
+    command = planned("torchtitan", model, kind, "batch")["document"]["command"]
+    words = command[command.index("@recipe@/start.py") + 1 :]
+    flags = {word for word in words if word.startswith("--")} - {"--module", "--config"}
+    assert flags <= set(OPTIONS["torchtitan"]["options"])
+    config = words[words.index("--config") + 1]
+    assert config in OPTIONS["torchtitan"]["configurations"] or f"config_registry.{config} = " in texts("torchtitan")["start.py"]
+
+
+def test_llm_foundry_s_configuration_has_its_fields() -> None:
+    """LLM Foundry refuses a field that its TrainConfig does not have, and each part is an argument of what it makes of it."""
+    known, config = OPTIONS["composer"], yaml.safe_load(texts("composer")["mpt.yaml"])
+    assert set(config) <= set(known["settings"])
+    for path, fields in known["parts"].items():
+        part = functools.reduce(lambda place, name: place[name], path.split("."), config)
+        assert set(part) - {"name", "dataset"} <= set(fields), path
+    for model, kind, command in commands("composer"):
+        for word in command[command.index("@recipe@/mpt.yaml") + 1 :]:
+            path, equals, _value = word.partition("=")
+            assert equals and path.split(".")[0] in known["settings"], (model, kind, word)
+            if path.startswith("model."):
+                assert path.removeprefix("model.") in known["parts"]["model"], (model, kind, word)
+
+
+def test_composer_resumes_where_nodes_share_the_checkpoints() -> None:
+    """With checkpoints in one piece, autoresume of Composer 0.25.0 and 0.32.1 makes a file that each node removes: all but one fail."""
+    mpt, pictures = yaml.safe_load(texts("composer")["mpt.yaml"]), yaml.safe_load(texts("stable-diffusion")["sd2.yaml"])
+    for resumes, fsdp in (
+        ("autoresume=true" in read("composer")["checkpoint"]["args"], mpt["fsdp_config"]),
+        (pictures["trainer"]["autoresume"], pictures["trainer"]["fsdp_config"]),
+    ):
+        assert (resumes, fsdp["state_dict_type"]) == (True, "sharded")
+
+
+def test_mpt_has_its_attention_and_loss() -> None:
+    """LLM Foundry's MPT takes both from flash-attn, and its package does not require that."""
+    model = yaml.safe_load(texts("composer")["mpt.yaml"])["model"]
+    ours = model.get("loss_fn") == "torch_crossentropy" and model.get("attn_config", {}).get("attn_impl") == "torch"
+    assert ours or any(each.startswith("flash-attn==") for each in read("composer")["requires"])
+
+
+def test_deepspeed_knows_the_settings_of_zero() -> None:
+    space: dict[str, Any] = {}
+    source = texts("deepspeed")["train.py"]
+    exec(compile(source[source.index("def settings(") : source.index("def made(")], "train.py", "exec"), space)
+    asked = argparse.Namespace(stage=3, batch=4, accumulate=2, lr=0.001, warmup=10, steps=60, offload=True)
+    for zero in (space["settings"](asked, False)["zero_optimization"], json.loads(texts("trl")["zero3.json"])["zero_optimization"]):
+        assert set(zero) <= set(OPTIONS["deepspeed"]["zero_optimization"])
+        assert set(zero.get("offload_optimizer", {})) <= set(OPTIONS["deepspeed"]["offload_optimizer"])

@@ -130,6 +130,29 @@ def test_a_folder_has_what_its_recipe_names(name: str) -> None:
     assert left <= ({"launch.py"} if name == "nemo-run" else set())
 
 
+# What each wheel of torch requires of nvidia-nccl-cu12 or nvidia-nccl-cu13.
+NCCL_OF_TORCH = {"2.1.0": "2.18.1", "2.4.1": "2.20.5", "2.7.0": "2.26.2", "2.15.0": "2.30.7"}
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if read(name)["container"]["kind"] == "base"])
+def test_an_image_has_what_the_command_starts_and_says_what_it_loads(name: str) -> None:
+    found = read(name)
+    container = found["container"]
+    built = (FOLDER / name / container["file"]).read_text() if container["file"] else ""
+    given = [*found["command"], *found["env"].values(), *(text for file, text in texts(name).items() if file.endswith(".sh"))]
+    for path in set(re.findall(r"/opt/[\w-]+", " ".join(map(str, given)))):
+        # Neuron's own images have the folder of its programs.
+        assert re.search(rf"(git clone|git init) .*{path}\b", built) or path == "/opt/aws", f"nothing makes {path}"
+    loads, pinned = container["loads"], re.findall(r"\btorch==(\S+)", built)
+    number = loads["torch"].split()[0]
+    if number in NCCL_OF_TORCH:
+        assert {number} == set(pinned) or f":{number}-" in container["base"]
+        assert loads["nccl"].startswith(f"{NCCL_OF_TORCH[number]} from torch's own wheel")
+    else:
+        # jax has torch only for torchrun.
+        assert "of the base" in loads["torch"] + loads["nccl"] or (name == "jax" and number == "none;")
+
+
 @pytest.mark.parametrize(("name", "launcher"), [(name, launcher) for name in NAMES for launcher in loaded(name)["launchers"]])
 def test_every_launcher_renders_every_size(name: str, launcher: str) -> None:
     for model, kind in sizes_of(name):

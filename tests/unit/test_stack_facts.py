@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -182,6 +183,26 @@ def test_the_script_reads_libraries_and_their_strings(tmp_path):
     assert {name: have.get(name) for name in wanted} == wanted
     # A tool that hangs costs its seconds and nothing else.
     assert "fabricmanager" not in have
+
+
+def test_the_torch_of_a_foreign_base_says_which_nccl_it_loads(tmp_path):
+    """A stand-in base, whose torch has an NCCL of its own beside the system's, which jobs of that torch do not load."""
+    (tmp_path / "torch/cuda").mkdir(parents=True)
+    (tmp_path / "torch/__init__.py").write_text("import torch.cuda\n__version__ = '2.10.0a0+b4e4ee81d3.nv25.12'\n")
+    (tmp_path / "torch/cuda/__init__.py").write_text("import types\nnccl = types.SimpleNamespace(version=lambda: (2, 28, 9))\n")
+    (tmp_path / "libnccl.so.2.22.3").touch()
+    (tmp_path / "libnccl.so.2").symlink_to("libnccl.so.2.22.3")
+    tools = {"ldconfig": f"echo '\tx (libc6,x86-64) => {tmp_path}/libnccl.so.2'", "python3": f'exec {sys.executable} "$@"'}
+    for name, text in tools.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    for path, wanted in ((str(tmp_path), ("2.10.0a0+b4e4ee81d3.nv25.12", "2.28.9", "2.22.3")), ("", (None, None, "2.22.3"))):
+        done = subprocess.run(
+            ["sh", "-c", logic.SCRIPT], env=env | {"PYTHONPATH": path}, capture_output=True, text=True, check=False, timeout=60
+        )
+        have = versions(logic.installed(done.stdout))
+        assert (have.get("torch"), have.get("torch_nccl"), have.get("nccl")) == wanted
 
 
 def test_of_two_nccl_the_host_has_the_one_that_the_loader_takes(tmp_path):

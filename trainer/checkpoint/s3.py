@@ -96,7 +96,8 @@ class Bucket:
         except ModuleNotFoundError:
             raise UsageError(f"boto3 is not installed: `pip install muster-trainer[s3]` installs it, {url} needs it") from None
         self.root = url.rstrip("/")
-        self.bucket, _, self.prefix = self.root.removeprefix("s3://").partition("/")
+        self.bucket, _, folder = self.root.removeprefix("s3://").partition("/")
+        self.prefix = folder and folder + "/"
         self.client = boto3.client("s3")
         try:
             self.client.head_bucket(Bucket=self.bucket)
@@ -110,7 +111,7 @@ class Bucket:
         return f"{self.root}/step-{step}"
 
     def key(self, name: str) -> str:
-        return f"{self.prefix}/{name}" if self.prefix else name
+        return self.prefix + name
 
     def sizes(self, name: str) -> dict[str, int]:
         """The objects below `name`/ with their sizes."""
@@ -119,19 +120,19 @@ class Bucket:
         return {entry["Key"].removeprefix(prefix): entry["Size"] for page in pages for entry in page.get("Contents", [])}
 
     def names(self) -> list[str]:
-        prefix = self.key("") if self.prefix else ""
-        pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=prefix, Delimiter="/")
-        return sorted(entry["Prefix"].removeprefix(prefix).rstrip("/") for page in pages for entry in page.get("CommonPrefixes", []))
+        pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=self.prefix, Delimiter="/")
+        return sorted(entry["Prefix"].removeprefix(self.prefix).rstrip("/") for page in pages for entry in page.get("CommonPrefixes", []))
 
     def writer(self, step: int) -> Any:
-        writer = dcp.FileSystemWriter(self.key(f"step-{step}"), sync_files=False)
-        writer.fs, writer.path = Objects(self.client, self.bucket), self.key(f"step-{step}")  # type: ignore[assignment]
-        return writer
+        return self._there(dcp.FileSystemWriter(self.key(f"step-{step}"), sync_files=False), step)
 
     def reader(self, step: int) -> Any:
-        reader = dcp.FileSystemReader(self.key(f"step-{step}"))
-        reader.fs, reader.path = Objects(self.client, self.bucket), self.key(f"step-{step}")  # type: ignore[assignment]
-        return reader
+        return self._there(dcp.FileSystemReader(self.key(f"step-{step}")), step)
+
+    def _there(self, files: Any, step: int) -> Any:
+        """DCP's reader or writer, over the objects of `step`."""
+        files.fs, files.path = Objects(self.client, self.bucket), self.key(f"step-{step}")
+        return files
 
     def clean(self) -> None:
         for step in numbered(self.names()):

@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from trainer.checkpoint.folder import SCHEMA, Summed
 from trainer.checkpoint.store import Store, complete_steps, manifest_of
 from trainer.cli import TrainerError, UsageError
-from trainer.comm import first_does, in_host
+from trainer.comm import first_does, in_host, told_by_all
 
 FULL = {errno.ENOSPC: "no space is left", errno.EDQUOT: "the quota is used up", errno.EFBIG: "the limit of a file's size is reached"}
 HALF = re.compile(r"PytorchStreamWriter failed|file write failed|unexpected pos")  # what torch.save says when the disk is full
@@ -108,9 +108,7 @@ class Saver:
             writer = self.store.writer(step)
             writer.fs = written = Summed(writer.fs)
             dcp.save(state, storage_writer=writer, process_group=self.group)
-            everyone: list[Any] = [None] * dist.get_world_size()
-            dist.all_gather_object(everyone, written.files, group=self.group)
-            files = {name: sizes for part in everyone for name, sizes in part.items()}
+            files = {name: sizes for part in told_by_all(written.files, self.group) for name, sizes in part.items()}
             first_does(lambda: self._finish(step, {"schema": SCHEMA, "step": step, "files": files} | facts), self.group)
         except FAILURES as error:
             self.error = error

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from trainer.checkpoint.folder import SCHEMA, Folder, damage, numbered
 from trainer.checkpoint.s3 import Bucket
 from trainer.cli import UsageError
-from trainer.comm import first_does
+from trainer.comm import first_does, told_by_all
 
 Store = Folder | Bucket
 
@@ -73,8 +73,7 @@ def verify(store: Store, step: int) -> str:
         mine: str | Exception = changed(store, step, slice(dist.get_rank(), None, dist.get_world_size()))
     except Exception as error:
         mine = error
-    everyone: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, mine)
+    everyone = told_by_all(mine)
     if failed := next((found for found in everyone if isinstance(found, Exception)), None):
         raise UsageError(f"{store.path(step)} cannot be read ({failed}): remove it to resume from the one before it")
     return next(filter(None, everyone), "")

@@ -14,6 +14,7 @@ from trainer.devices import GIB, usable
 from trainer.layout import Layout
 from trainer.models import Shape
 
+OPTIMISER = ("adamw", "moments", "offload")  # flags that change the memory
 CHUNK = 4096  # tokens that the loss takes at a time, as in loss.py, which needs torch
 BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2, "fp8": 2, "float8": 2}  # of an activation; fp8 multiplies in 8 bits and keeps bf16
 
@@ -153,15 +154,8 @@ def memory(shape: Shape, plan: Plan, dtype: str) -> Memory:
 
 def plan_of(config: TrainConfig, layout: Layout) -> Plan:
     """The plan of a run of `train`."""
-    return Plan(
-        layout,
-        config.train_batch_size,
-        config.gradient_accumulation_steps,
-        config.activation_checkpointing,
-        config.adamw,
-        config.moments,
-        config.offload,
-    )
+    optimiser = {name: getattr(config, name) for name in OPTIMISER}
+    return Plan(layout, config.train_batch_size, config.gradient_accumulation_steps, config.activation_checkpointing, **optimiser)
 
 
 def memory_here(device: Any, sharing: int) -> float:
@@ -189,12 +183,7 @@ def advice(shape: Shape, plan: Plan, dtype: str, device_bytes: float) -> str:
     remedies += [(f"{least} --offload optimizer", replace(smallest, offload="optimizer"))]
     for factor in (2, 4, 8, 16, 32, 64):
         layout = replace(plan.layout, shard=plan.layout.shard * factor, ddp=False)
-        remedies.append(
-            (
-                f"{factor} times as many ranks, --sharding_strategy full, --activation_checkpointing full and --train_batch_size 1",
-                replace(smallest, layout=layout),
-            )
-        )
+        remedies += [(f"{factor} times as many ranks, --sharding_strategy full {least}", replace(smallest, layout=layout))]
     said = f"the estimate is {need / GIB:.1f} GiB of {device_bytes / GIB:.1f}"
     for words, changed in remedies:
         if (other := memory(shape, changed, dtype).total) <= usable(device_bytes) and other < 0.95 * need:

@@ -11,12 +11,11 @@ from typing import Any
 from trainer.cli import UsageError
 from trainer.config import RECOMPUTE, LayoutFlags
 from trainer.devices import Machine
-from trainer.estimate.memory import Memory, Plan, memory
+from trainer.estimate.memory import OPTIMISER, Memory, Plan, memory
 from trainer.estimate.speed import step_seconds
 from trainer.layout import resolve
 from trainer.models import Shape
 
-OPTIMISER = ("adamw", "moments", "offload")
 STEP_TOKENS = 4_194_304  # of an optimizer step, if the user names no number
 
 

@@ -45,15 +45,16 @@ def tensor_dim(name: str, dimensions: int) -> int | None:
 
 def make_meshes(layout: Layout, device: torch.device) -> dict[str, DeviceMesh]:
     """The mesh `ranks`; `experts` and `context` are the same ranks with the shard dimension divided once more."""
-    kind = device.type
-    names = ("pipeline", "replicate", "shard", "tensor")
-    meshes = {"ranks": init_device_mesh(kind, tuple(getattr(layout, name) for name in names), mesh_dim_names=names)}
+
+    def mesh(**shard: int) -> DeviceMesh:
+        sizes = {"pipeline": layout.pipeline, "replicate": layout.replicate, **shard, "tensor": layout.tensor}
+        return init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+
+    meshes = {"ranks": mesh(shard=layout.shard)}
     if layout.expert > 1:
-        sizes = (layout.pipeline, layout.replicate, layout.shard // layout.expert, layout.expert, layout.tensor)
-        meshes["experts"] = init_device_mesh(kind, sizes, mesh_dim_names=("pipeline", "replicate", "shard", "expert", "tensor"))
+        meshes["experts"] = mesh(shard=layout.shard // layout.expert, expert=layout.expert)
     if layout.context > 1:
-        sizes = (layout.pipeline, layout.replicate, layout.shard // layout.context, layout.context, layout.tensor)
-        meshes["context"] = init_device_mesh(kind, sizes, mesh_dim_names=("pipeline", "replicate", "data", "context", "tensor"))
+        meshes["context"] = mesh(data=layout.shard // layout.context, context=layout.context)
     return meshes
 
 
@@ -158,7 +159,8 @@ def build(shape: Shape, config: TrainConfig, device: torch.device, source: Sourc
         if not empty:
             fill(model, parts, source, config.seed, config.initializer_range)
         models.append(model)
-        wrapped.append(replicate(model, ranks["shard"].get_group()) if layout.ddp else model)
+        options = {"gradient_as_bucket_view": True, "init_sync": False}
+        wrapped.append(DistributedDataParallel(model, process_group=ranks["shard"].get_group(), **options) if layout.ddp else model)
         copies |= {name: part.copies for name, part in parts.items()}
     pipeline = None
     if layout.pipeline > 1:
@@ -171,7 +173,6 @@ def build(shape: Shape, config: TrainConfig, device: torch.device, source: Sourc
 
         pipeline = Pipeline(wrapped, link(columns, layout.chunks), carried, partial(sync, whole=True))
     return Engine(
-        shape=shape,
         config=config,
         layout=layout,
         device=device,
@@ -221,18 +222,6 @@ def shard(model: Llama, layout: Layout, meshes: dict[str, DeviceMesh], compute: 
             # The loss is divided by the tokens of all ranks, so gradients are summed; gloo cannot divide inside the sum.
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
-
-
-def replicate(model: Llama, group: dist.ProcessGroup) -> DistributedDataParallel:
-    """Put DDP around the model; it sums the gradients instead of averaging them."""
-    made = DistributedDataParallel(model, process_group=group, gradient_as_bucket_view=True, init_sync=False)
-
-    def summed(_state: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-        work = dist.all_reduce(bucket.buffer(), group=group, async_op=True)
-        return work.get_future().then(lambda done: done.value()[0])
-
-    made.register_comm_hook(None, summed)
-    return made
 
 
 @torch.no_grad()

@@ -18,7 +18,6 @@ from torch.nn.parallel import DistributedDataParallel
 from trainer.config import TrainConfig
 from trainer.layout import Layout
 from trainer.loss import IGNORED
-from trainer.models import Shape
 from trainer.parallel.pipeline import Pipeline
 from trainer.parallel.precision import LossScale
 
@@ -27,7 +26,6 @@ from trainer.parallel.precision import LossScale
 class Engine:
     """A model over the ranks of the job. Every rank makes the same calls in the same order."""
 
-    shape: Shape
     config: TrainConfig
     layout: Layout
     device: torch.device
@@ -39,7 +37,6 @@ class Engine:
     pipeline: Pipeline | None
     copies: dict[str, int]  # by parameter, how many ranks have the same part
     scale: LossScale | None = None
-    skipped: int = 0
     weights: Tensor | None = None  # of the gradients' norms in the whole norm, so that a part counts once however many ranks have it
 
     @property
@@ -90,7 +87,8 @@ class Engine:
         with -100 for a token that does not count. Returns this rank's share of the loss; the shares of all ranks add up to the mean."""
         tokens, wanted = self._cut(batch, labels, self.config.train_batch_size)
         counted = self._counted(batch, labels)
-        scale = (self.scale.value if self.scale else 1.0) / counted
+        # DDP averages the gradients of its ranks instead of adding them up.
+        scale = (self.scale.value if self.scale else 1.0) * (self.layout.shard if self.layout.ddp else 1) / counted
         with self._around():
             if self.pipeline:
                 results = self.pipeline.run(tokens, wanted, scale)
@@ -145,7 +143,6 @@ class Engine:
             return True
         finite = math.isfinite(norm)
         self.scale.update(finite)
-        self.skipped += not finite
         return finite
 
 

@@ -179,10 +179,15 @@ def test_what_is_refused(argv: list[str], sentence: str, tmp_path: Path, capsys:
     assert capsys.readouterr().err.startswith(f"trainer: {sentence.replace('{prices}', str(tmp_path / 'prices'))}")
 
 
-def test_without_a_published_run_there_is_no_speed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert estimate(["--model", "llama-3.2-1b", "--instance_type", "ml.g4dn.12xlarge"]) == 0
+@pytest.mark.parametrize(
+    ("model", "kind", "nodes", "dtype"), [("llama-3.2-1b", "ml.g4dn.12xlarge", "1", "fp16"), ("mixtral-8x7b", "p5.48xlarge", "4", "bf16")]
+)
+def test_without_a_published_run_there_is_no_speed(
+    model: str, kind: str, nodes: str, dtype: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert estimate(["--model", model, "--instance_type", kind, "--nodes", nodes]) == 0
     said = capsys.readouterr().out
-    assert ", fp16\n" in said and "Speed: n/a" in said
+    assert f", {dtype}\n" in said and "Speed: n/a" in said
 
 
 def test_what_does_not_fit_is_an_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
@@ -195,6 +200,15 @@ def test_the_advice_after_out_of_memory_fits() -> None:
     assert "use --activation_checkpointing selective (" in advice(shape, plan, "bf16", 80 * GIB)
     assert "use --activation_checkpointing full --train_batch_size 4" not in advice(shape, plan, "bf16", 40 * GIB)
     assert "times as many ranks" in advice(PRESETS["llama-3.1-70b"], Plan(Layout(shard=8)), "bf16", 80 * GIB)
+
+
+def test_what_a_pipeline_keeps_is_in_the_estimate() -> None:
+    """With full recomputation: the inputs of 20 blocks for 4 micro-batches, three tensors outside the blocks, and 4 that were sent, however
+    many micro-batches follow."""
+    shape = PRESETS["llama-2-70b"]
+    for micro_batches in (4, 64):
+        found = memory(shape, Plan(Layout(pipeline=4), 4, micro_batches, "full"), "bf16").activations
+        assert found == (20 * 4 + 3 + 4) * 2 * 4 * shape.max_context_width * shape.hidden_width
 
 
 @pytest.mark.parametrize("case", ["weights", "activations", "loss", "divided"])

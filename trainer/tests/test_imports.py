@@ -3,8 +3,14 @@
 """The package's imports, also those inside functions: no circles, and nothing of Ansible."""
 
 import ast
+import importlib
+import os
 from graphlib import TopologicalSorter
 from pathlib import Path
+
+import pytest
+
+import trainer
 
 PACKAGE = Path(__file__).parents[1]
 
@@ -41,3 +47,15 @@ def test_nothing_of_ansible_is_imported() -> None:
 
 def test_the_commands_are_imported_by_nobody() -> None:
     assert [name for name, path in PATHS.items() if "trainer.__main__" in imported(path)] == []
+
+
+def test_a_gpus_memory_has_segments_that_grow_unless_the_user_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch reads the variable when it is imported, and estimate reserves less because of it."""
+    for theirs in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", None):
+        for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+            monkeypatch.delenv(name, raising=False)
+        if theirs:
+            monkeypatch.setenv(theirs, "max_split_size_mb:64")
+        importlib.reload(trainer)
+        found = {name: os.environ[name] for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF") if name in os.environ}
+        assert found == ({theirs: "max_split_size_mb:64"} if theirs else {"PYTORCH_ALLOC_CONF": "expandable_segments:True"})

@@ -71,8 +71,8 @@ def apart(argv: Sequence[str]) -> int:
     if os.environ["RANK"] == "1":
         add_up = dist.all_reduce
 
-        def wrong(tensor: torch.Tensor) -> None:
-            add_up(tensor)
+        def wrong(tensor: torch.Tensor, *operator: object) -> None:
+            add_up(tensor, *operator)
             tensor += 1
 
         torch.__version__, dist.all_reduce = "2.11.0 of another", wrong

@@ -23,6 +23,7 @@ SERVICES = {
     "sagemaker": "SageMaker",
     "logs": "CloudWatch Logs",
     "cloudformation": "CloudFormation",
+    "ecr": "ECR",
     "fsx": "FSx",
     "iam": "IAM",
     "secretsmanager": "Secrets Manager",

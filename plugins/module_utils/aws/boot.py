@@ -24,11 +24,16 @@ NODE_TAG = "muster:slurm_node"  # what the ResumeProgram writes, playbooks/files
 # Where an image keeps the collection and its environment. playbooks/tasks/image_muster.yml puts them there when an image is made.
 HOME = "/opt/muster"
 IMAGE_PHASES = ("install", "verify_image")
-# ParallelCluster and HyperPod mount Lustre on their nodes themselves, and Kubernetes has claims. Elsewhere role lustre_client does.
+# ParallelCluster and HyperPod mount file systems on their nodes themselves, and Kubernetes has claims. Elsewhere roles lustre_client and
+# storage do.
 MOUNTED_BY_BOOT = ("ec2", "pcs")
-LUSTRE_PATH = "/fsx"
+LUSTRE_PATH, HOME_PATH = "/fsx", "/home"
 # A variable of a script that only the stack of the file systems knows -> its export.
-LUSTRE_EXPORTS = {"LUSTRE_DNSNAME": "FSxLustreFilesystemDNSname", "LUSTRE_MOUNTNAME": "FSxLustreFilesystemMountname"}
+LUSTRE_EXPORTS = {
+    "LUSTRE_DNSNAME": "FSxLustreFilesystemDNSname",
+    "LUSTRE_MOUNTNAME": "FSxLustreFilesystemMountname",
+    "OPENZFS_DNSNAME": "FSxOpenZFSFilesystemDNSname",
+}
 # `report` must not end the script: a node that may not tag itself, or that no Slurm knows, still writes its log and its console.
 SCRIPT = r"""#!/bin/bash
 # Configures this node by the Muster that its image has. Runs as root, without HOME or a terminal, as often as you like.
@@ -215,6 +220,8 @@ def facts(cluster, group):
     found = {"instance_type": group["type"]}
     if cluster["storage"]["lustre"] and cluster["kind"] in MOUNTED_BY_BOOT:
         found["lustre_client_mounts"] = [{"source": "${LUSTRE_DNSNAME}@tcp:/${LUSTRE_MOUNTNAME}", "path": LUSTRE_PATH}]
+    if cluster["storage"]["openzfs"] and cluster["kind"] in MOUNTED_BY_BOOT:
+        found.update({"storage_source": "${OPENZFS_DNSNAME}:/fsx", "storage_path": HOME_PATH})
     found.update(cluster["setup"]["variables"])
     if cluster["stack"]:
         found["muster_stack_name"] = cluster["stack"]

@@ -41,7 +41,10 @@ RESERVATION = re.compile(r"cr-([0-9a-f]{8}|[0-9a-f]{17})")
 TRAINING_PLAN = re.compile(r"arn:aws[a-z-]*:sagemaker:[a-z0-9-]+:\d{12}:training-plan/[A-Za-z0-9-]+")
 STACK_NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,127}")
 BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
-USER = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
+# What only some kinds read.
+KEY_PAIR_KINDS = ("ec2", "batch", "parallelcluster", "pcs")
+BOOT_KINDS = ("ec2", "parallelcluster", "pcs", "hyperpod-slurm", "hyperpod-eks")
+REPAIR_KINDS = ("eks", "hyperpod-slurm", "hyperpod-eks")
 
 REQUIRED = object()
 # Field -> (type, default).
@@ -166,7 +169,10 @@ def load(data):
     if not re.fullmatch(r"|s3://[a-z0-9.-]{3,63}/[\w./-]+\.tar\.gz", found["setup"]["collection"]):
         raise ClusterError("%s: setup.collection must be s3://BUCKET/FILE.tar.gz, not %s." % (where, found["setup"]["collection"]))
     found["accounting"] = _accounting(found, where)
-    found["users"] = [_user(each, where) for each in found["users"]]
+    if found["users"]:
+        raise ClusterError(
+            "%s: users are not made with a cluster; remove users, and name them in slurm_users or users_servers of the inventory." % where
+        )
     if not found["nodes"]:
         raise ClusterError("%s has no node groups; add one to nodes." % where)
     found["nodes"] = [_group(each, found, where) for each in found["nodes"]]
@@ -175,6 +181,7 @@ def load(data):
     if twice:
         raise ClusterError("%s has two node groups %s; rename one." % (where, twice[0]))
     _check_kind(found, where)
+    _check_readers(found, where)
     return found
 
 
@@ -220,6 +227,11 @@ def _vpc(found, where):
         vpc["storage_security_group"] = vpc["storage_security_group"] or vpc["security_group"]
     elif vpc["subnets"] or vpc["security_group"]:
         raise ClusterError("%s: vpc.subnets and vpc.security_group are of an existing VPC; add vpc.id, or remove them." % where)
+    own = [each for each in ("cidr", "nat", "endpoints") if vpc[each] != VPC[each][1]]
+    if own and (vpc["stack"] or vpc["id"]):
+        raise ClusterError(
+            "%s: vpc.%s is of a new VPC, and vpc.%s names one; remove one." % (where, own[0], "id" if vpc["id"] else "stack")
+        )
     one_of(vpc["nat"], ("one", "zone", "none"), "%s: vpc.nat" % where)
     try:
         network = ipaddress.IPv4Network(vpc["cidr"])
@@ -281,21 +293,6 @@ def _accounting(found, where):
     return accounting
 
 
-def _user(user, where):
-    name = user.get("name") if isinstance(user, dict) else user
-    if not isinstance(name, str) or not USER.fullmatch(name):
-        raise ClusterError("%s: users has %r; give each as {name: ann, keys: [ssh-ed25519 ...]}." % (where, user))
-    user = {"name": name, "keys": [], "uid": None, **(user if isinstance(user, dict) else {})}
-    unknown = [field for field in user if field not in ("name", "keys", "uid")]
-    if unknown:
-        raise ClusterError(
-            "%s: user %s has the unknown field %s; %s" % (where, name, unknown[0], nearest(unknown[0], ("name", "keys", "uid")))
-        )
-    if not isinstance(user["keys"], list) or any("PRIVATE KEY" in str(each) for each in user["keys"]):
-        raise ClusterError("%s: keys of user %s must be a list of public keys." % (where, name))
-    return user
-
-
 def _group(group, found, where):
     name = group.get("name", "without a name") if isinstance(group, dict) else "without a name"
     what = "%s: node group %s" % (where, name)
@@ -320,10 +317,7 @@ def _group(group, found, where):
         raise ClusterError("%s: disk must be 8 to 16384 GiB, not %d." % (what, group["disk"]))
     _check_market(group, have, found, what)
     if group["placement_group"] is None:
-        # A reservation or a block has a place of its own; a placement group beside it would find no capacity.
-        group["placement_group"] = bool(have and have["efa"]) and group["market"] in ("on-demand", "spot")
-    if have and have["efa"] and len(found["zones"]) > 1 and found["kind"] in ("ec2", "batch", "pcs"):
-        group["zone"] = found["zones"][0]
+        group["placement_group"] = _placed(have, group)
     return group
 
 
@@ -363,6 +357,35 @@ def _check_market(group, have, found, what):
         )
     if reservation and not bought:
         raise ClusterError("%s has a reservation and the market %s; set market to reservation or capacity-block." % (what, market))
+
+
+def _check_readers(found, where):
+    """Refuse a value that nobody would read."""
+    kind, setup = found["kind"], found["setup"]
+    for field, given, kinds in (
+        ("key_pair", found["key_pair"], KEY_PAIR_KINDS),
+        ("setup.collection", setup["collection"], BOOT_KINDS),
+        ("setup.variables", setup["variables"], BOOT_KINDS),
+        ("setup.repair: false", not setup["repair"], REPAIR_KINDS),
+    ):
+        if given and kind not in kinds:
+            raise ClusterError("%s: %s is for %s, and this is %s; remove it." % (where, field, ", ".join(kinds), kind))
+    if kind == "batch" and found["storage"]["openzfs"]:
+        raise ClusterError("%s: storage.openzfs is for home folders, which jobs of Batch have not; remove it, or take lustre." % where)
+    for group in found["nodes"]:
+        if kind == "batch" and group["min"] != group["count"]:
+            raise ClusterError(
+                "%s: node group %s has min %d, and Batch begins with none; remove min." % (where, group["name"], group["min"])
+            )
+        if kind in REPAIR_KINDS and group["placement_group"] != _placed(accelerated(group["type"]), group):
+            message = "%s: node group %s has placement_group, which %s decides itself; remove it."
+            raise ClusterError(message % (where, group["name"], kind))
+
+
+def _placed(have, group):
+    """Whether a group has a placement group unless it says otherwise. A reservation or a block has a place of its own; a placement group
+    beside it would find no capacity."""
+    return bool(have and have["efa"]) and group["market"] in ("on-demand", "spot")
 
 
 def _check_kind(found, where):

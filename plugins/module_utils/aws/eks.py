@@ -103,6 +103,8 @@ def check(cluster):
         raise ClusterError(message % where)
     if plan.own_network(cluster) and cluster["vpc"]["nat"] == "none":
         raise ClusterError("%s: nodes in the VPC that eksctl makes need NAT; set vpc.nat to one or zone, or give vpc.stack." % where)
+    if plan.own_network(cluster) and cluster["vpc"]["endpoints"]:
+        raise ClusterError("%s: eksctl makes no interface endpoints; remove vpc.endpoints, or give vpc.stack." % where)
     if cluster["kind"] == "eks":
         for group in cluster["nodes"]:
             _check_group(group, "%s: node group %s" % (where, group["name"]))
@@ -172,7 +174,7 @@ def _group(cluster, group):
 
 
 def _managed(cluster, group):
-    found = {**_group(cluster, group), "instanceType": group["type"], "nodeRepairConfig": {"enabled": True}}
+    found = {**_group(cluster, group), "instanceType": group["type"], "nodeRepairConfig": {"enabled": cluster["setup"]["repair"]}}
     if group["market"] == "spot":
         found["spot"] = True
     return found

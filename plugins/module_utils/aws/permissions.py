@@ -155,6 +155,7 @@ PARTS = {
         "batch:DescribeComputeEnvironments",
         "batch:DescribeJobDefinitions",
         "batch:DescribeJobQueues",
+        "batch:ListJobs",
         "batch:RegisterJobDefinition",
         "batch:TagResource",
         "batch:UpdateComputeEnvironment",

@@ -135,6 +135,9 @@ def _batch(cluster):
             "CapacityBlockId": group["reservation"] if group["market"] == "capacity-block" else "",
         }
         made = template_batch.build(group["type"], count=max(group["count"], 1), group=group)
+        if cluster["storage"]["lustre"]:
+            launch = made["Resources"]["LaunchTemplate"]["Properties"]["LaunchTemplateData"]
+            launch["UserData"] = template_storage.mount_lustre(stack_name(cluster, "fsx"))
         found.append({"name": stack_name(cluster, "batch", group["name"]), "template": made, "parameters": given})
     return found
 

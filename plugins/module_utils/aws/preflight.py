@@ -28,15 +28,8 @@ def not_run(check, why):
 def preflight(region, cluster):
     """The checks before anything is made. Raises AwsError when AWS cannot be asked at all."""
     identity = region.call("sts", "GetCallerIdentity")
-    account = identity["Account"]
-    wrong = cluster["account"] and cluster["account"] != account
-    checks = [
-        said(
-            "account",
-            wrong and "The credentials are of account %s, and the cluster is for %s; take another profile." % (account, cluster["account"]),
-            account,
-        )
-    ]
+    wrong = account_fault(cluster, identity["Account"])
+    checks = [said("account", wrong, identity["Account"])]
     if wrong:
         return checks
     if region.name != cluster["region"]:
@@ -53,6 +46,20 @@ def preflight(region, cluster):
         checks.append(_exports(region, cluster))
     checks.append(_permissions(region, cluster, identity["Arn"]))
     return checks
+
+
+def account_fault(cluster, account):
+    """Why a cluster is not of an account, or ""."""
+    if cluster["account"] in ("", account):
+        return ""
+    return "The credentials are of account %s, and the cluster is for %s; take another profile." % (account, cluster["account"])
+
+
+def refuse_account(region, cluster):
+    """Raise AwsError when the credentials are of another account than the document says."""
+    wrong = cluster["account"] and account_fault(cluster, region.call("sts", "GetCallerIdentity")["Account"])
+    if wrong:
+        raise AwsError(wrong)
 
 
 def _allowed(check, look):

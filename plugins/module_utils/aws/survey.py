@@ -12,6 +12,7 @@ from ansible_collections.muster.fleet.plugins.module_utils.aws.accounts import A
 from ansible_collections.muster.fleet.plugins.module_utils.aws.boot import NODE_TAG
 from ansible_collections.muster.fleet.plugins.module_utils.aws.cluster import ClusterError
 
+UNFINISHED = ("SUBMITTED", "PENDING", "RUNNABLE", "STARTING", "RUNNING")
 ALIVE = ("pending", "running", "stopping", "stopped")
 
 
@@ -127,9 +128,31 @@ def left(region, cluster):
         found.append({"what": "bucket", "id": bucket})
     found += [{"what": "NAT gateway", "id": each} for each in nat_gateways(region, cluster)]
     found += [{"what": "instance", "id": each["InstanceId"]} for each in instances(region, cluster)]
+    if cluster["kind"] == "batch":
+        # CloudFormation names a repository after its stack.
+        names = tuple("%s-" % each["name"] for each in plan.stacks(cluster, "batch"))
+        repositories = region.every("ecr", "DescribeRepositories", "repositories")
+        found += [{"what": "images", "id": each["repositoryName"]} for each in repositories if each["repositoryName"].startswith(names)]
     own = [{"Name": "tag:%s" % plan.CLUSTER_TAG, "Values": [cluster["name"]]}]
     found += [{"what": "volume", "id": each["VolumeId"]} for each in region.every("ec2", "DescribeVolumes", "Volumes", Filters=own)]
     return found
+
+
+def refuse_jobs(region, wanted):
+    """Raise ClusterError when a queue of Batch, whose name is that of its stack, has jobs that are not over."""
+    for name in [each["name"] for each in wanted if stack(region, each["name"])]:
+        jobs: list[str] = []
+        for status in UNFINISHED:
+            try:
+                jobs += [each["jobId"] for each in region.every("batch", "ListJobs", "jobSummaryList", jobQueue=name, jobStatus=status)]
+            except AwsError as error:
+                if error.code != "ClientException":  # a stack that failed has no queue
+                    raise
+        if jobs:
+            message = (
+                "Queue %s has jobs that are not over: %d, first %s; wait, or stop each by aws batch terminate-job, then run verb=down."
+            )
+            raise ClusterError(message % (name, len(jobs), jobs[0]))
 
 
 def end_slurm_nodes(region, cluster, check=False):

@@ -23,6 +23,37 @@ from ansible_collections.muster.fleet.plugins.module_utils.aws.template import (
     yes_no,
 )
 
+# User data of Batch's nodes, around the host of Lustre and its name for mounts. ECS starts jobs when this has ended.
+MOUNT_LUSTRE = (
+    """MIME-Version: 1.0
+Content-Type: multipart/mixed; boundary="==muster=="
+
+--==muster==
+Content-Type: text/x-shellscript; charset="us-ascii"
+MIME-Version: 1.0
+
+#!/bin/bash
+mkdir -p /fsx
+for _ in {1..10}; do
+  dnf install -y lustre-client && mount -t lustre -o noatime,flock '""",
+    "@tcp:/",
+    """' /fsx && exit 0
+  sleep 10
+done
+echo "muster: Lustre could not be mounted at /fsx, so this instance takes no jobs and ends" | tee /dev/console
+shutdown -h now
+
+--==muster==--
+""",
+)
+
+
+def mount_lustre(stack):
+    """User data that mounts the Lustre of a stack at /fsx, on an image of Amazon Linux 2023 for Batch."""
+    begin, middle, end = MOUNT_LUSTRE
+    host, name = ({"Fn::ImportValue": "%s-FSxLustreFilesystem%s" % (stack, each)} for each in ("DNSname", "Mountname"))
+    return {"Fn::Base64": {"Fn::Join": ["", [begin, host, middle, name, end]]}}
+
 
 def bucket():
     """0.private-bucket.yaml"""

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import re
+
 MOST_CONNECTIONS = 16  # of nfs(5)
 
 
@@ -33,6 +35,16 @@ def faults(servers, options):
             "The group muster_storage has %d hosts, %s and %s first; only one host may serve the shared file system, remove the others."
         )
         found.append(message % (len(servers), servers[0], servers[1]))
+    source = str(options.get("source") or "")
+    if source and servers:
+        message = (
+            "The file system of storage_source (%s) and that of the group muster_storage (%s) have one mount point; remove one of them."
+        )
+        found.append(message % (source, servers[0]))
+    if source and not re.fullmatch(r"[^\s/]+:/\S*", source):
+        found.append(
+            "Variable storage_source is '%s'; give HOST:/PATH, such as fs-0123456789abcdef0.fsx.us-east-1.amazonaws.com:/fsx." % source
+        )
     path = str(options.get("path") or "/fsx")
     if not path.startswith("/") or path.strip("/") == "" or any(char.isspace() for char in path):
         found.append(

@@ -36,6 +36,13 @@ ask nvidia-ctk --version
 ask enroot version
 ask lctl --version
 ask dcgmi --version
+echo "## torch"
+# A wheel of torch brings an NCCL of its own, which ldconfig does not know.
+for python in python3 python; do
+  timeout 60 $python -c 'import torch
+print("torch", torch.__version__)
+print("nccl", ".".join(map(str, torch.cuda.nccl.version())))' 2>/dev/null && break
+done
 echo "## packages"
 { dpkg-query -W -f '${db:Status-Abbrev} ${Package} ${Version}\n' 2>/dev/null | sed -n 's/^.i *//p'
   rpm -qa --qf '%{NAME} %{VERSION}-%{RELEASE}\n' 2>/dev/null; } |
@@ -84,6 +91,8 @@ WAYS = {
         ("packages", r"^cuda-toolkit(?:-\d+-\d+)? (\S+)"),
     ],
     "nccl": [("libraries", r"/libnccl\.so\.%s$" % NUMBER), ("packages", r"^libnccl2? (\S+)"), ("builds", r"^nccl-%s-" % NUMBER)],
+    "torch": [("torch", r"^torch (\S+)")],
+    "torch_nccl": [("torch", r"^nccl (\S+)")],
     "gdrcopy": [("libraries", r"/libgdrapi\.so\.%s$" % NUMBER), ("packages", r"^libgdrapi (\S+)"), ("builds", r"^gdrcopy-%s-" % NUMBER)],
     "gdrdrv": [("/sys/module/gdrdrv/version", r"^(\S+)")],
     "efa": [("/opt/amazon/efa_installed_packages", r"EFA installer version:\s*" + NUMBER)],
