@@ -7,7 +7,7 @@ fi
 # The job no longer has its GPUs, see muster-prolog.sh.
 jobs=/run/muster-dcgm-jobs
 for gpu in $(echo "$SLURM_JOB_GPUS" | tr ',' ' '); do
-    [ ! -f "$jobs/$gpu" ] || sed -i "/^$SLURM_JOB_ID\$/d" "$jobs/$gpu"
+    [ ! -f "$jobs/$gpu" ] || sed -i "/^${SLURM_JOB_ID:-}\$/d" "$jobs/$gpu"
 done
 # Role node_health installs it. A code other than 0 drains the node.
 [ ! -x /usr/bin/muster-health ] || /usr/bin/muster-health --level prolog --hook epilog --check gpu_count --check efa_count --check xid >&2 || exit 1
