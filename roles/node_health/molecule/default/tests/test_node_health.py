@@ -17,7 +17,10 @@ def test_the_program_needs_python_alone(host) -> None:
     assert host.run("env -i /usr/bin/muster-health --list").succeeded
     found = checks(host)
     assert {name for name, each in found.items() if each["status"] == "failed"} == set()
-    assert {"disk_space", "drift", "mounts", "memory_available"} <= {name for name, each in found.items() if each["status"] == "passed"}
+    assert {"disk_space", "drift", "memory_available"} <= {name for name, each in found.items() if each["status"] == "passed"}
+    # No mount is asked for; some container engines give the node a root file system by FUSE.
+    mounts = found["mounts"]
+    assert mounts["status"] == "passed" or mounts["reason"] == "the node has no network file system, and its settings name no mount"
     assert found["clock"]["reason"] == "in a container it belongs to the host"
 
 
