@@ -482,7 +482,7 @@ def test_an_instance_that_cannot_join_slurm_says_why(joins: Node, name: str, sec
     assert joins.read("ran") == ""
 
 
-METRICS = {"metrics-cert.pem": "C\n", "metrics-key.pem": "K\n", "metrics-password": "P\n", "watchers": "head-1\nwatch-2\n"}
+METRICS = {"metrics-cert.pem": "C\n", "metrics-key.pem": "K\n", "metrics-password": "P", "watchers": ["head-1", "watch-2"]}
 
 
 @pytest.mark.parametrize(("metrics", "carried", "watched"), [(METRICS, True, True), (METRICS, False, False), (None, True, False)])

@@ -164,10 +164,12 @@ os.umask(0o077)
 try:
     found = json.load(sys.stdin)
     variables = found["variables"]
-    controllers = "".join(each + "\n" for each in variables["slurm_controller_hosts"])
-    texts = {"munge.key": found["munge_key"], "variables.json": json.dumps(variables), "controllers": controllers}
-    for name in ("watchers", "metrics-cert.pem", "metrics-key.pem", "metrics-password"):
-        texts[name] = found.get("metrics", {}).get(name, "")
+    metrics = found.get("metrics", {})
+    hosts = {"controllers": variables["slurm_controller_hosts"], "watchers": metrics.get("watchers", [])}
+    texts = {name: "".join(each + "\n" for each in names) for name, names in hosts.items()}
+    texts.update({"munge.key": found["munge_key"], "variables.json": json.dumps(variables)})
+    for name in ("metrics-cert.pem", "metrics-key.pem", "metrics-password"):
+        texts[name] = metrics.get(name, "")
 except (ValueError, KeyError, TypeError, AttributeError):
     sys.exit("the secret has no munge key and no variables; run playbooks/cloud_nodes.yml")
 for name, text in texts.items():
