@@ -259,6 +259,12 @@ def test_a_rerun_that_is_not_run_is_not_green(checkout: Checkout, monkeypatch: p
     assert checkout.call("rerun")[0] == 1
 
 
+def test_a_rerun_builds_no_kubernetes(checkout: Checkout) -> None:
+    checkout.define(script("slurm", "", lock="kubernetes"), script("users", "", lock="port"))
+    assert checkout.call("run")[0] == 0
+    assert proofs.choose(proofs.Proofs(checkout.root), "a", 600) == ["users"]
+
+
 def test_a_stale_proof_fails_the_rerun_at_once(checkout: Checkout) -> None:
     code, said = checkout.call("rerun")
     assert code == 1
