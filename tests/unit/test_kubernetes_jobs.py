@@ -291,7 +291,7 @@ def test_a_pod_that_waits_for_gpus_says_what_each_node_has_free(tmp_path: Path) 
     server.everywhere = {"items": [busy]}
     said = bring(server, tmp_path, state="queried", place={"instance_type": "p5.48xlarge"})[1]["reason"]
     assert said == says + (
-        "; each node is asked for 8 nvidia.com/gpu, 32 vpc.amazonaws.com/efa, node1 has 2 of 8 free nvidia.com/gpu, "
+        "; the job asks each node for 8 nvidia.com/gpu, 32 vpc.amazonaws.com/efa, node1 has 2 of 8 free nvidia.com/gpu, "
         "node1 has 32 of 32 free vpc.amazonaws.com/efa, node2 has 0 of 0 free nvidia.com/gpu, node2 has 0 of 0 free vpc.amazonaws.com/efa"
     )
     # This user may not see the pods of others.

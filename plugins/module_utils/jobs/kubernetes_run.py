@@ -178,7 +178,7 @@ class Kubernetes(jobs.Service):
             return ""
         if nodes[0] >= 300 or not devices:
             return ""
-        said = ["each node is asked for " + ", ".join("%s %s" % (count, name) for name, count in devices.items())]
+        said = ["the job asks each node for " + ", ".join("%s %s" % (count, name) for name, count in devices.items())]
         for node in sorted(nodes[1].get("items", []), key=lambda each: each["metadata"]["name"]):
             title, allocatable = node["metadata"]["name"], node.get("status", {}).get("allocatable", {})
             own = [each for pod in pods[1].get("items", []) if pod["spec"].get("nodeName") == title for each in pod["spec"]["containers"]]
