@@ -210,7 +210,9 @@ class Cluster:
             try:
                 words = (path / "cmdline").read_bytes().decode(errors="replace").split("\0")
                 # A program that it starts has its command line, too, for a moment.
-                if words[1:4] == ["-m", "localkube.node", str(self.folder)] and re.search(r"^NSpid:.*\t1$", (path / "status").read_text(), re.M):
+                if words[1:4] == ["-m", "localkube.node", str(self.folder)] and re.search(
+                    r"^NSpid:.*\t1$", (path / "status").read_text(), re.M
+                ):
                     found[f"node{words[4]}"] = int(path.name)
             except OSError:  # it ended meanwhile
                 continue

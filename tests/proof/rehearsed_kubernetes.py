@@ -220,7 +220,9 @@ def test_a_lost_gpu_leaves_the_node_s_offer_and_fails_the_check(site: Site) -> N
 def test_an_xid_of_the_hardware_takes_the_gpu_from_the_node_s_offer(site: Site) -> None:
     everything = rehearsal.allocatable(TYPE)
     # XID 43 comes from an application.
-    lost = fault(site, "node2", {"fault": "gpu_lost", "index": 5}, *({"fault": "xid", "index": code % 8, "code": code} for code in (43, 48)))
+    lost = fault(
+        site, "node2", {"fault": "gpu_lost", "index": 5}, *({"fault": "xid", "index": code % 8, "code": code} for code in (43, 48))
+    )
     assert lost.returncode == 0, lost.stdout
     until(lambda: offers("node2") == {**everything, "nvidia.com/gpu": "6"}, 60, "the GPUs with XIDs 79 and 48")
     assert offers("node1") == everything

@@ -344,7 +344,7 @@ def answers(*failures: Any) -> Any:
     ("change", "sentence"),
     [
         (lambda server: server.kinds.clear(), "The cluster knows no PyTorchJob; install the training operator."),
-        (lambda server: server.objects.clear(), "The cluster has no namespace default for job hello; create it, or set muster_target.namespace."),
+        (lambda server: server.objects.clear(), "The cluster has no namespace default for job hello; create it, or set muster_target"),
         (lambda server: server.objects.pop(CLAIM), "Namespace default has no claim fsx-claim for the checkpoints of job hello; create it"),
         (answers((401, {"message": "Unauthorized"})), "The API server does not accept the credentials (Unauthorized)"),
         (answers((403, {"message": 'pytorchjobs is forbidden: User "ann" cannot get'})), 'User "ann" cannot get; give'),

@@ -24,7 +24,7 @@ def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (
             "local_kubernetes_up",
             {"muster_local_shrink": "1"},
-            "so muster_local_shrink (SHRINK=1) does nothing; run make down ON=kubernetes FLEET=blue, then make site ON=kubernetes with COMPUTE.",
+            "(SHRINK=1) does nothing; run make down ON=kubernetes FLEET=blue, then make site ON=kubernetes with COMPUTE.",
         ),
         ("local_kubernetes_up", {"muster_monitoring": "1"}, "leave it out, or install the operator of Prometheus"),
         ("local_kubernetes_up", {"muster_local_compute": "10"}, "A local cluster has 1 to 9 nodes, not 10."),

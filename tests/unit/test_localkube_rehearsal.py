@@ -101,7 +101,11 @@ def test_a_type_that_nobody_can_rehearse_is_refused(kind: str, sentence: str) ->
 @pytest.mark.parametrize(
     ("has", "asked", "sentence"),
     [
-        ("p5.48xlarge", "g5.xlarge", "The cluster a rehearses p5.48xlarge; run make down ON=kubernetes FLEET=a before you start it with g5.xlarge."),
+        (
+            "p5.48xlarge",
+            "g5.xlarge",
+            "The cluster a rehearses p5.48xlarge; run make down ON=kubernetes FLEET=a before you start it with g5.xlarge.",
+        ),
         ("", "g5.xlarge", "The cluster a rehearses no type; run make down ON=kubernetes FLEET=a before you start it with g5.xlarge."),
         ("p5.48xlarge", "", ""),
         ("p5.48xlarge", "p5.48xlarge", ""),
