@@ -11,7 +11,7 @@ setup: ## system packages and .venv; MUSTER_NO_INSTALL=1 only says what is missi
 	@tools/setup.sh
 
 # Users of the nodes read what it makes for them: the hosts file and /fsx. Secrets set their own modes, in a state folder of mode 0700.
-site: setup $(if $(ON),$(ON)) ## fleet up, proved, trained on: make site [ON=kubernetes] [FLEET=name] [COMPUTE=4] [TYPE=p5.48xlarge] [SHRINK=1] [RERUN=1] [MONITORING=1]
+site: setup $(if $(ON),$(ON)) ## fleet up, proved, trained on: make site [ON=kubernetes] [FLEET=name] [COMPUTE=4] [TYPE=p5.48xlarge] [RERUN=1], and without ON [SHRINK=1] [MONITORING=1]
 	umask 022; $(BIN)/ansible-playbook $(if $(ON),-i inventory/local_$(ON)) site.yml $(if $(FLEET),-e muster_fleet='$(FLEET)') $(if $(COMPUTE),-e muster_local_compute='$(COMPUTE)') $(if $(TYPE),-e muster_local_type='$(TYPE)') $(if $(SHRINK),-e muster_local_shrink='$(SHRINK)') $(if $(RERUN),-e muster_rerun='$(RERUN)') $(if $(MONITORING),-e muster_monitoring='$(MONITORING)')
 
 down: setup ## removes the fleet and nothing else: make down [ON=kubernetes] [FLEET=name]

@@ -9,6 +9,7 @@ import contextlib
 import fcntl
 import hashlib
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -49,6 +50,10 @@ class Cluster:
             return True
         return False
 
+    def nodes(self) -> int:
+        """The number of its nodes, 0 for a cluster that nobody has started."""
+        return len(list(self.folder.glob("n*/kubelet.yaml")))
+
     def pids(self) -> tuple[int, int]:
         """The keeper, and the first node's process 1 as this machine numbers it."""
         keeper, inner = (self.folder / "pids").read_text().split()
@@ -64,17 +69,16 @@ class Cluster:
 
         kind: the instance type that the nodes rehearse. A cluster that runs keeps its type, and refuses another one.
         """
-        if not 1 <= nodes <= config.MOST_NODES:
-            raise LocalKubeError(f"A local cluster has 1 to {config.MOST_NODES} nodes, not {nodes}.")
         if os.geteuid() != 0:
             raise LocalKubeError("A local cluster needs root, because it makes namespaces and mounts; run it with sudo.")
         if self.alive():
-            have = len(list(self.folder.glob("n*/kubelet.yaml")))
-            if have != nodes:
-                raise LocalKubeError(f"The cluster {self.name} has {have} nodes and {nodes} were asked for; take it down first.")
+            remove = f"run make down ON=kubernetes FLEET={self.name}"
+            if nodes != self.nodes():
+                keeps = f"keeps the number of its nodes, which is {self.nodes()}"
+                raise LocalKubeError(f"The cluster {self.name} {keeps}; {remove} before you start it with {nodes}.")
             if kind not in ("", self.rehearses()):
-                has = f"rehearses {self.rehearses()}" if self.rehearses() else "rehearses no type"
-                raise LocalKubeError(f"The cluster {self.name} {has}, and {kind} was asked for; take it down first.")
+                keeps = f"rehearses {self.rehearses() or 'no type'}"
+                raise LocalKubeError(f"The cluster {self.name} {keeps}; {remove} before you start it with {kind}.")
             self.wait()
             return False
         for name in (*CLUSTER, "coredns", *(["device-plugin"] if kind else []), *(each for names in DEBIAN.values() for each in names)):
@@ -109,9 +113,8 @@ class Cluster:
     def wait(self) -> None:
         """Wait until all nodes are ready."""
         until = time.monotonic() + START_SECONDS
-        wanted = len(list(self.folder.glob("n*/kubelet.yaml")))
         started = False
-        while len(list(self.folder.glob("n*/ready"))) < wanted:
+        while len(list(self.folder.glob("n*/ready"))) < self.nodes():
             started = started or self.alive()
             if time.monotonic() > until or (started and not self.alive()):
                 said = (self.folder / "start.log").read_text().strip().splitlines() or ["nothing"]
@@ -191,11 +194,29 @@ class Cluster:
             raise LocalKubeError(f"{self.folder} cannot be removed; see what uses it.")
         return was
 
-    def argv(self, *words: str) -> list[str]:
-        """A command within the first node's namespaces."""
+    def argv(self, node: str, *words: str) -> list[str]:
+        """A command within the namespaces of a node."""
         if not self.alive():
             raise LocalKubeError(f"The cluster {self.name} does not run; start it with python -m localkube up {self.name}.")
-        return ["nsenter", "--target", str(self.pids()[1]), "--mount", "--net", "--pid", "--uts", "--ipc", "--", *words]
+        first = self.processes()
+        if node not in first:
+            raise LocalKubeError(f"The cluster {self.name} has no node {node}; name one of {', '.join(sorted(first))}.")
+        return ["nsenter", "--target", str(first[node]), "--mount", "--net", "--pid", "--uts", "--ipc", "--", *words]
+
+    def processes(self) -> dict[str, int]:
+        """{node: its process 1 as this machine numbers it}."""
+        found = {}
+        for path in Path("/proc").glob("[0-9]*"):
+            try:
+                words = (path / "cmdline").read_bytes().decode(errors="replace").split("\0")
+                # A program that it starts has its command line, too, for a moment.
+                if words[1:4] == ["-m", "localkube.node", str(self.folder)] and re.search(
+                    r"^NSpid:.*\t1$", (path / "status").read_text(), re.M
+                ):
+                    found[f"node{words[4]}"] = int(path.name)
+            except OSError:  # it ended meanwhile
+                continue
+        return found
 
 
 def private(path: Path, text: str) -> None:

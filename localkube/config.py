@@ -12,6 +12,8 @@ import json
 
 import yaml
 
+from localkube import LocalKubeError
+
 API = "10.244.0.1"
 DNS = API
 NETWORK = "10.244.0.0/24"
@@ -27,6 +29,13 @@ USERS = {
     "system:kube-proxy": "",
     "coredns": "system:masters",
 }
+
+
+def node_count(text: str) -> int:
+    """The number of nodes that somebody asks for. Raises LocalKubeError."""
+    if not text.isdecimal() or not 1 <= int(text) <= MOST_NODES:
+        raise LocalKubeError(f"A local cluster has 1 to {MOST_NODES} nodes, not {text}.")
+    return int(text)
 
 
 def address(node: int) -> str:

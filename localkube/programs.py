@@ -17,7 +17,7 @@ KUBERNETES = "1.34.2"
 CLUSTER = ("kubelet", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kube-proxy", "kubectl")
 COREDNS = "1.14.7"
 PAUSE = "1"
-DEVICE_PLUGIN = "1"
+DEVICE_PLUGIN = "2"
 
 
 class Operator(NamedTuple):

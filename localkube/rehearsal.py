@@ -5,12 +5,14 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 from ansible_collections.muster.fleet.plugins.module_utils.containers import rehearsal
 from ansible_collections.muster.fleet.plugins.module_utils.containers.engine import NodeContainerError
 from ansible_collections.muster.fleet.plugins.module_utils.containers.plan import rehearsed_type
+from ansible_collections.muster.fleet.plugins.module_utils.containers.stand_ins import node
 from ansible_collections.muster.fleet.plugins.module_utils.hardware.catalogue import POD_HUGE_PAGES
 from ansible_collections.muster.fleet.plugins.module_utils.kubernetes.facts import STAND_IN_LABEL, TYPE_LABEL
 from localkube import LocalKubeError
@@ -95,8 +97,8 @@ def manifest(kind: str) -> list[dict[str, Any]]:
         "muster/rehearsal": f"a stand-in for the device plugins of {kind}; no hardware is behind its devices",
     }
     named = {"name": PLUGIN, "namespace": "kube-system", "annotations": about}
-    at = {"plugins": "/var/lib/kubelet/device-plugins", "dev": "/dev"}
-    seen = {"plugins": at["plugins"], "dev": "/node/dev", "devices": "/etc/muster-rehearsal"}
+    at = {"plugins": "/var/lib/kubelet/device-plugins", "dev": "/dev", "faults": os.path.dirname(node.FAULTS)}
+    seen = {"plugins": at["plugins"], "dev": "/node/dev", "faults": "/node/etc", "devices": "/etc/muster-rehearsal"}
     pod = {
         "priorityClassName": "system-node-critical",
         "tolerations": [{"operator": "Exists"}],

@@ -11,11 +11,10 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-from local_kubernetes import NAME, RANK_FAILS, TRAINING, Site, failed, kubectl, left_by, until
+from local_kubernetes import RANK_FAILS, TRAINING, Site, failed, kubectl, site_of, until
 
 pytestmark = pytest.mark.engine
 
@@ -46,18 +45,8 @@ spec: {clusterQueue: fleet}
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     """A cluster with the operators, measured and trained on by JobSets."""
-    Site(Path("/")).playbook("playbooks/local_kubernetes_down.yml")
-    site = Site(tmp_path_factory.mktemp("operators"))
-    ended = site.playbook("site.yml", muster_launcher="jobset", **GIVEN)
-    assert ended.returncode == 0, ended.stdout[-6000:]
-    yield site
-    for process in site.begun:
-        if process.poll() is None:
-            process.terminate()
-            process.wait(60)
-    ended = site.playbook("playbooks/local_kubernetes_down.yml")
-    assert ended.returncode == 0, ended.stdout[-3000:]
-    assert left_by(NAME) == []
+    with site_of(tmp_path_factory.mktemp("operators"), muster_launcher="jobset", **GIVEN) as site:
+        yield site
 
 
 def nodes_of(kind: str) -> dict[str, set[str]]:

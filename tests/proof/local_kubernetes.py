@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -160,25 +161,35 @@ def failed(ended: subprocess.CompletedProcess[str]) -> str:
 BEFORE = kernel_settings(), listening()
 
 
+@contextlib.contextmanager
+def site_of(folder: Path, **variables: Any) -> Iterator[Site]:
+    """A new cluster on which site.yml has run with these variables; it goes, whatever becomes of the tests."""
+    Site(Path("/")).playbook("playbooks/local_kubernetes_down.yml")
+    site = Site(folder)
+    try:
+        began = time.monotonic()
+        ended = site.playbook("site.yml", **variables)
+        print(f"site.yml on a new cluster: {time.monotonic() - began:.0f} s")
+        assert ended.returncode == 0, ended.stdout[-6000:]
+        site.first = ended.stdout
+        yield site
+    finally:
+        # A failed test leaves its playbook.
+        for process in site.begun:
+            if process.poll() is None:
+                process.terminate()
+                process.wait(60)
+        ended = site.playbook("playbooks/local_kubernetes_down.yml")
+        assert ended.returncode == 0, ended.stdout[-3000:]
+        assert left_by(NAME) == []
+        assert not state_dir(NAME, os.environ).exists()
+
+
 @pytest.fixture(scope="session")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     """The cluster, up, proved and trained on."""
-    Site(Path("/")).playbook("playbooks/local_kubernetes_down.yml")
-    site = Site(tmp_path_factory.mktemp("site"))
-    began = time.monotonic()
-    ended = site.playbook("site.yml")
-    print(f"site.yml on a new cluster: {time.monotonic() - began:.0f} s")
-    assert ended.returncode == 0, ended.stdout[-6000:]
-    yield site
-    # A failed test leaves its playbook.
-    for process in site.begun:
-        if process.poll() is None:
-            process.terminate()
-            process.wait(60)
-    ended = site.playbook("playbooks/local_kubernetes_down.yml")
-    assert ended.returncode == 0, ended.stdout[-3000:]
-    assert left_by(NAME) == []
-    assert not state_dir(NAME, os.environ).exists()
+    with site_of(tmp_path_factory.mktemp("site")) as site:
+        yield site
 
 
 def test_site_proves_the_cluster_and_trains_on_it(site: Site) -> None:
@@ -204,6 +215,12 @@ def test_a_second_run_starts_nothing_again(site: Site) -> None:
     assert ended.returncode == 0, ended.stdout[-3000:]
     assert Cluster(NAME).pids() == pids
     assert {job["stored"] for job in site.report()["jobs"]} == {True}
+
+
+def test_a_cluster_that_is_up_keeps_the_number_of_its_nodes(site: Site) -> None:
+    said = failed(site.playbook("site.yml", muster_local_compute=3))
+    keeps = f"The cluster {NAME} keeps the number of its nodes, which is 2"
+    assert f"{keeps}; run make down ON=kubernetes FLEET={NAME} before you start it with 3." in said
 
 
 def test_the_machine_stays_as_it_was(site: Site) -> None:
@@ -246,7 +263,7 @@ def test_a_job_that_waits_for_gpus_says_what_the_nodes_have(site: Site) -> None:
 
         said = until(status, 90, "the scheduler's reason")
         assert "PENDING" in said
-        assert "each node is asked for 8 nvidia.com/gpu" in said and "node1 has 0 of 0 free nvidia.com/gpu" in said
+        assert "the job asks each node for 8 nvidia.com/gpu" in said and "node1 has 0 of 0 free nvidia.com/gpu" in said
         assert site.job(document, "stop", instance_type="p5.48xlarge").returncode == 0
     finally:
         kubectl("label", "node", "--all", "node.kubernetes.io/instance-type-")
@@ -563,10 +580,12 @@ def test_a_full_look_takes_an_idle_node_alone(health: Health) -> None:
 
 
 def test_two_clusters_run_side_by_side_and_a_kill_leaves_nothing(site: Site) -> None:
-    done = localkube("up", OTHER, "--nodes", "1", "--without-trainer")
+    done = localkube("up", OTHER, "--nodes", "3", "--without-trainer")
     try:
         assert done.returncode == 0, done.stderr
-        assert localkube("kubectl", OTHER, "get", "nodes", "--output=name").stdout.split() == ["node/node1"]
+        assert localkube("kubectl", OTHER, "get", "nodes", "--output=name").stdout.split() == ["node/node1", "node/node2", "node/node3"]
+        assert "was up, with 3 nodes" in localkube("up", OTHER, "--without-trainer").stdout
+        assert localkube("run", "--node", "node3", OTHER, "hostname").stdout == "node3\n"
         assert kubectl("get", "nodes", "--output=name").split() == ["node/node1", "node/node2"]
         os.kill(Cluster(OTHER).pids()[0], signal.SIGKILL)
         until(lambda: not left_by(OTHER), 20, "the end of all that the cluster started")

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from local_kubernetes import NAME, Site, failed, kubectl, left_by, localkube, until
+from local_kubernetes import NAME, Site, failed, kubectl, localkube, site_of, until
 
 from ansible_collections.muster.fleet.plugins.module_utils.hardware import catalogue
 from ansible_collections.muster.fleet.plugins.module_utils.hardware.nccl_env import nccl_env
@@ -60,19 +61,8 @@ print("SEEN " + json.dumps(seen), flush=True)
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     """A cluster that rehearses the type, proved and trained on."""
-    Site(Path("/")).playbook("playbooks/local_kubernetes_down.yml")
-    site = Site(tmp_path_factory.mktemp("rehearsal"))
-    ended = site.playbook("site.yml", muster_local_type=TYPE, **SHORT)
-    assert ended.returncode == 0, ended.stdout[-6000:]
-    site.first = ended.stdout
-    yield site
-    for process in site.begun:
-        if process.poll() is None:
-            process.terminate()
-            process.wait(60)
-    ended = site.playbook("playbooks/local_kubernetes_down.yml")
-    assert ended.returncode == 0, ended.stdout[-3000:]
-    assert left_by(NAME) == []
+    with site_of(tmp_path_factory.mktemp("rehearsal"), muster_local_type=TYPE, **SHORT) as site:
+        yield site
     assert not list(Path("/dev").glob("nvidia[0-9]*")), "device files of a rehearsal are on this machine"
 
 
@@ -191,7 +181,7 @@ def test_pods_share_no_device_and_one_that_is_too_many_waits(site: Site) -> None
     document = site.write("all", command=["true"], nodes=2)
     assert site.playbook("playbooks/job.yml", job=document, verb="submit").returncode == 0
     said = until(lambda: waiting(site, document), 60, "the reason why the job waits")
-    assert "each node is asked for 8 nvidia.com/gpu, 32 vpc.amazonaws.com/efa" in said
+    assert "the job asks each node for 8 nvidia.com/gpu, 32 vpc.amazonaws.com/efa" in said
     assert "node1 has 0 of 8 free nvidia.com/gpu" in said and "node1 has 0 of 32 free vpc.amazonaws.com/efa" in said
     assert re.search(r"node2 has [08] of 8 free nvidia\.com/gpu", said)
     for name in ("waits", "nine"):
@@ -209,17 +199,52 @@ def waiting(site: Site, document: str) -> str:
     return said if "nodes are available" in said else ""
 
 
+def fault(site: Site, node: str, *faults: dict[str, Any]) -> subprocess.CompletedProcess[str]:
+    """Give a node these faults in place of those that it had."""
+    return site.playbook("playbooks/local_fault.yml", muster_fault_node=node, muster_faults=faults)
+
+
 def test_a_lost_gpu_leaves_the_node_s_offer_and_fails_the_check(site: Site) -> None:
     everything = rehearsal.allocatable(TYPE)
-    lost = localkube("run", NAME, "muster-rehearsal", "faults", '[{"fault": "gpu_missing", "index": 3}]')
-    assert lost.returncode == 0, lost.stderr
+    lost = fault(site, "node1", {"fault": "gpu_missing", "index": 3})
+    assert lost.returncode == 0, lost.stdout
     until(lambda: offers("node1") == {**everything, "nvidia.com/gpu": "7"}, 60, "the lost GPU")
     ended = site.playbook("playbooks/validate.yml")
     assert "node1 has 7 of 8" in failed(ended)
     record = next(each for each in site.report()["checks"]["records"] if each["check"] == "gpu_allocatable")
     assert (record["status"], record["rehearsed"], record["found"]) == ("not_run", "failed", "node1 has 7 of 8")
-    assert localkube("run", NAME, "muster-rehearsal", "faults", "[]").returncode == 0
+    assert fault(site, "node1").returncode == 0
     until(lambda: offers("node1") == everything, 60, "the GPU again")
+
+
+def test_an_xid_of_the_hardware_takes_the_gpu_from_the_node_s_offer(site: Site) -> None:
+    everything = rehearsal.allocatable(TYPE)
+    # XID 43 comes from an application.
+    lost = fault(
+        site, "node2", {"fault": "gpu_lost", "index": 5}, *({"fault": "xid", "index": code % 8, "code": code} for code in (43, 48))
+    )
+    assert lost.returncode == 0, lost.stdout
+    until(lambda: offers("node2") == {**everything, "nvidia.com/gpu": "6"}, 60, "the GPUs with XIDs 79 and 48")
+    assert offers("node1") == everything
+    start("others", "node2", gpus=6)
+    assert given(seen("others"), "gpus") == set(range(GPUS)) - {5, 48 % 8}
+    kubectl("delete", "pod", "others")
+    assert fault(site, "node2").returncode == 0
+    until(lambda: offers("node2") == everything, 60, "the GPUs again")
+
+
+@pytest.mark.parametrize(
+    ("node", "wrong", "sentence"),
+    [
+        ("node1", {"fault": "slow", "factor": 0.8}, "Fault slow does nothing on a local Kubernetes"),
+        ("node1", {"fault": "gpu_lost", "index": 8}, f"Fault gpu_lost cannot have index 8: {TYPE} has 8 GPUs, from 0 to 7."),
+        ("node3", {"fault": "gpu_lost", "index": 0}, f"The cluster {NAME} has no node node3; name one of node1, node2."),
+    ],
+)
+def test_a_fault_that_the_node_cannot_have_is_refused(site: Site, node: str, wrong: dict[str, Any], sentence: str) -> None:
+    ended = fault(site, node, wrong)
+    assert ended.returncode != 0
+    assert sentence in " ".join(ended.stdout.split())
 
 
 def test_a_kubelet_that_starts_anew_learns_its_devices_again(site: Site) -> None:
@@ -241,5 +266,6 @@ def test_a_kubelet_that_starts_anew_learns_its_devices_again(site: Site) -> None
 
 def test_the_type_of_a_cluster_that_runs_cannot_change(site: Site) -> None:
     ended = localkube("up", NAME, "--type", "g5.xlarge")
+    remove = f"run make down ON=kubernetes FLEET={NAME}"
     assert ended.returncode == 1
-    assert ended.stderr == f"localkube: The cluster {NAME} rehearses {TYPE}, and g5.xlarge was asked for; take it down first.\n"
+    assert ended.stderr == f"localkube: The cluster {NAME} rehearses {TYPE}; {remove} before you start it with g5.xlarge.\n"

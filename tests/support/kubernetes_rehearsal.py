@@ -26,25 +26,11 @@ class RehearsedNode:
 
     def __init__(self, cluster: Cluster, number: int) -> None:
         self.cluster, self.name = cluster, f"node{number}"
-        self.pid = self._process(number)
         self.run(*cover())
-
-    def _process(self, number: int) -> int:
-        """Process 1 of the node as this machine numbers it."""
-        wanted = ["-m", "localkube.node", str(self.cluster.folder), str(number)]
-        for path in Path("/proc").glob("[0-9]*/cmdline"):
-            try:
-                words = path.read_bytes().decode(errors="replace").split("\0")
-            except OSError:  # it ended meanwhile
-                continue
-            if words[1:5] == wanted:
-                return int(path.parent.name)
-        raise AssertionError(f"{self.name} of {self.cluster.name} does not run")
 
     def run(self, *argv: str, **more: Any) -> str:
         """What a command prints on the node."""
-        inside = ["nsenter", f"--target={self.pid}", "--mount", "--net", "--pid", "--uts", "--ipc", "--"]
-        done = subprocess.run([*inside, *argv], capture_output=True, text=True, check=False, **more)
+        done = subprocess.run(self.cluster.argv(self.name, *argv), capture_output=True, text=True, check=False, **more)
         assert done.returncode == 0, f"{' '.join(argv)} on {self.name}: {done.stdout}{done.stderr}"
         return done.stdout
 

@@ -19,6 +19,7 @@ from ansible_collections.muster.fleet.plugins.module_utils.jobs.kubernetes_run i
 from ansible_collections.muster.fleet.plugins.module_utils.kubernetes.api import Unreachable
 from ansible_collections.muster.fleet.plugins.modules import kubernetes_job
 
+CLAIM = "/api/v1/namespaces/default/persistentvolumeclaims/fsx-claim"
 HELLO = {"name": "hello", "command": ["true"], "image": "a/b:1", "nodes": 2}
 
 
@@ -26,7 +27,7 @@ class Server:
     """Objects by address. A job's pods and conditions are what the test says at each question for the job."""
 
     def __init__(self, *states: tuple[list[dict], dict | None]) -> None:
-        self.objects: dict[str, dict] = {"/api/v1/namespaces/default/persistentvolumeclaims/fsx-claim": {}}
+        self.objects: dict[str, dict] = {CLAIM: {}, "/api/v1/namespaces/default": {}}
         self.states, self.asked, self.failures = list(states), [], []
         self.pods: list[dict] = []
         self.everywhere: dict | None = None  # the pods of all namespaces
@@ -170,6 +171,18 @@ def test_a_failure_has_its_state_and_exit_status(tmp_path: Path, pods: list, end
     assert (error.value.facts["state"], error.value.facts["exit_code"]) == (state, code)
 
 
+def test_an_image_without_the_program_is_named(tmp_path: Path) -> None:
+    killed = dead("StartError", 128)
+    killed["containerStatuses"][0]["state"]["terminated"]["message"] = (
+        'failed to create containerd task: unable to start container process: exec: "bash": executable file not found in $PATH: unknown'
+    )
+    server = Server(([pod(0, "Failed", **killed), pod(1)], condition("Failed", "JobFailed", "worker 0 failed")))
+    with pytest.raises(jobs.RunError) as error:
+        bring(server, tmp_path)
+    why = 'exec: "bash": executable file not found in $PATH: unknown'
+    assert f"a container could not start ({why}), so correct the command or the image" in str(error.value)
+
+
 def test_a_failure_has_the_status_of_the_rank_that_failed(tmp_path: Path) -> None:
     """torchrun ends with 1 on every node, and a job needs the status with which the program ended."""
     ends = [FAILED.replace("14:12:26", "14:12:27").replace("exitcode  : 7", "exitcode  : 1").replace("rank      : 1", "rank      : 3")]
@@ -291,7 +304,7 @@ def test_a_pod_that_waits_for_gpus_says_what_each_node_has_free(tmp_path: Path) 
     server.everywhere = {"items": [busy]}
     said = bring(server, tmp_path, state="queried", place={"instance_type": "p5.48xlarge"})[1]["reason"]
     assert said == says + (
-        "; each node is asked for 8 nvidia.com/gpu, 32 vpc.amazonaws.com/efa, node1 has 2 of 8 free nvidia.com/gpu, "
+        "; the job asks each node for 8 nvidia.com/gpu, 32 vpc.amazonaws.com/efa, node1 has 2 of 8 free nvidia.com/gpu, "
         "node1 has 32 of 32 free vpc.amazonaws.com/efa, node2 has 0 of 0 free nvidia.com/gpu, node2 has 0 of 0 free vpc.amazonaws.com/efa"
     )
     # This user may not see the pods of others.
@@ -331,7 +344,8 @@ def answers(*failures: Any) -> Any:
     ("change", "sentence"),
     [
         (lambda server: server.kinds.clear(), "The cluster knows no PyTorchJob; install the training operator."),
-        (lambda server: server.objects.clear(), "Namespace default has no claim fsx-claim for the checkpoints of job hello; create it"),
+        (lambda server: server.objects.clear(), "The cluster has no namespace default for job hello; create it, or set muster_target"),
+        (lambda server: server.objects.pop(CLAIM), "Namespace default has no claim fsx-claim for the checkpoints of job hello; create it"),
         (answers((401, {"message": "Unauthorized"})), "The API server does not accept the credentials (Unauthorized)"),
         (answers((403, {"message": 'pytorchjobs is forbidden: User "ann" cannot get'})), 'User "ann" cannot get; give'),
         (answers(ABSENT, (200, {}), ABSENT, (422, {"message": 'unknown field "spec.x"'})), 'refuses job hello: unknown field "spec.x".'),

@@ -66,6 +66,7 @@ def test_the_stand_in_says_what_it_is() -> None:
     places = {each["name"]: each["mountPath"] for each in template["spec"]["containers"][0]["volumeMounts"]}
     assert f'document = "{places["devices"]}/{next(iter(config["data"]))}"' in program
     assert f'node     = "{places["dev"].removesuffix("/dev")}"' in program
+    assert f'faults   = "{places["faults"]}/{Path(rehearsal.node.FAULTS).name}"' in program
 
 
 def test_the_stand_in_speaks_the_api_of_the_kubelet_that_runs() -> None:
@@ -100,8 +101,12 @@ def test_a_type_that_nobody_can_rehearse_is_refused(kind: str, sentence: str) ->
 @pytest.mark.parametrize(
     ("has", "asked", "sentence"),
     [
-        ("p5.48xlarge", "g5.xlarge", "The cluster a rehearses p5.48xlarge, and g5.xlarge was asked for; take it down first."),
-        ("", "g5.xlarge", "The cluster a rehearses no type, and g5.xlarge was asked for; take it down first."),
+        (
+            "p5.48xlarge",
+            "g5.xlarge",
+            "The cluster a rehearses p5.48xlarge; run make down ON=kubernetes FLEET=a before you start it with g5.xlarge.",
+        ),
+        ("", "g5.xlarge", "The cluster a rehearses no type; run make down ON=kubernetes FLEET=a before you start it with g5.xlarge."),
         ("p5.48xlarge", "", ""),
         ("p5.48xlarge", "p5.48xlarge", ""),
     ],

@@ -27,8 +27,12 @@ const (
 	name     = "muster-rehearsal-device-plugin"
 	document = "/etc/muster-rehearsal/devices.json"
 	node     = "/node" // where the pod sees the node's /dev
+	faults   = "/node/etc/rehearsal-faults.json"
 	pause    = time.Second
 )
+
+// XIDs that applications cause. NVIDIA's plugin takes any other one for a GPU that does not work.
+var harmless = []int{13, 31, 43, 45, 68, 109}
 
 // Resource is one name of extended resources.
 type Resource struct {
@@ -46,17 +50,43 @@ type Document struct {
 	Resources    map[string]*Resource
 }
 
-// A device whose file is not there is unhealthy, so that a lost one leaves the node's allocatable.
-func (each *Resource) list() *api.ListAndWatchResponse {
+// Fault is one of those that the program muster-rehearsal gave the node.
+type Fault struct {
+	Fault       string
+	Index, Code int
+}
+
+// Returns the device files of GPUs that NVIDIA's plugin would report. For a lost GPU the driver reports XID 79.
+func lost() (map[string]bool, error) {
+	text, err := os.ReadFile(faults)
+	if os.IsNotExist(err) {
+		return nil, nil
+	}
+	var have []Fault
+	if err == nil {
+		err = json.Unmarshal(text, &have)
+	}
+	found := map[string]bool{}
+	for _, each := range have {
+		if each.Fault == "gpu_lost" || each.Fault == "xid" && !slices.Contains(harmless, each.Code) {
+			found[fmt.Sprintf("/dev/nvidia%d", each.Index)] = true
+		}
+	}
+	return found, err
+}
+
+// An unhealthy device leaves the node's allocatable: one whose file is not there, or that the driver reported.
+func (each *Resource) list() (*api.ListAndWatchResponse, error) {
 	answer := &api.ListAndWatchResponse{}
+	gone, err := lost()
 	for _, id := range slices.Sorted(maps.Keys(each.Devices)) {
 		health := api.Healthy
-		if _, err := os.Stat(node + each.Devices[id]); err != nil {
+		if _, err := os.Stat(node + each.Devices[id]); err != nil || gone[each.Devices[id]] {
 			health = api.Unhealthy
 		}
 		answer.Devices = append(answer.Devices, &api.Device{ID: id, Health: health})
 	}
-	return answer
+	return answer, err
 }
 
 func (each *Resource) GetDevicePluginOptions(context.Context, *api.Empty) (*api.DevicePluginOptions, error) {
@@ -66,8 +96,9 @@ func (each *Resource) GetDevicePluginOptions(context.Context, *api.Empty) (*api.
 func (each *Resource) ListAndWatch(_ *api.Empty, stream grpc.ServerStreamingServer[api.ListAndWatchResponse]) error {
 	sent := ""
 	for {
-		answer := each.list()
-		if said := answer.String(); said != sent {
+		answer, err := each.list()
+		// The file of faults may be half written.
+		if said := answer.String(); err == nil && said != sent {
 			if err := stream.Send(answer); err != nil {
 				return err
 			}

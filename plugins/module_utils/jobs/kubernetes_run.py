@@ -89,6 +89,9 @@ class Kubernetes(jobs.Service):
         claims = {volume["claimName"] for volume in volumes}
         for claim in sorted(claims):
             status, answer = self.ask("GET", self.core + "persistentvolumeclaims/" + claim)
+            if status == 404 and not self._has_namespace():
+                message = "The cluster has no namespace %s for job %s; create it, or set muster_target.namespace."
+                raise jobs.Refused(message % (self.namespace, self.name))
             if status == 404:
                 message = "Namespace %s has no claim %s for the checkpoints of job %s; create it, or set muster_target.claim."
                 raise jobs.Refused(message % (self.namespace, claim, self.name))
@@ -99,6 +102,13 @@ class Kubernetes(jobs.Service):
         if status >= 300:
             raise jobs.Refused("The API server refuses job %s: %s." % (self.name, said(status, answer)))
         return self.object
+
+    def _has_namespace(self):
+        """Whether the namespace is there, as far as this user may know."""
+        try:
+            return self.request("GET", self.core.rstrip("/"), {}, None, "application/json")[0] != 404
+        except Unreachable:
+            return True
 
     def _delete(self):
         self.ask("DELETE", "%s/%s" % (self.folder, self.object), {"propagationPolicy": "Foreground"})
@@ -138,6 +148,8 @@ class Kubernetes(jobs.Service):
             state = "COMPLETED" if condition["type"] in DONE else "TIMEOUT" if "DeadlineExceeded" in reason else "FAILED"
             if state == "FAILED" and any(each.get("reason") == "OOMKilled" for each in failed):
                 state = "OUT_OF_MEMORY"
+            if state != "COMPLETED" and cannot_start(dead):
+                reason += "; a container could not start (%s), so correct the command or the image" % cannot_start(dead)
             if state != "COMPLETED" and not present:
                 reason += "; the operator deleted its pods, and their logs with them"
         elif len(running) < self.document["nodes"]:
@@ -178,7 +190,7 @@ class Kubernetes(jobs.Service):
             return ""
         if nodes[0] >= 300 or not devices:
             return ""
-        said = ["each node is asked for " + ", ".join("%s %s" % (count, name) for name, count in devices.items())]
+        said = ["the job asks each node for " + ", ".join("%s %s" % (count, name) for name, count in devices.items())]
         for node in sorted(nodes[1].get("items", []), key=lambda each: each["metadata"]["name"]):
             title, allocatable = node["metadata"]["name"], node.get("status", {}).get("allocatable", {})
             own = [each for pod in pods[1].get("items", []) if pod["spec"].get("nodeName") == title for each in pod["spec"]["containers"]]
@@ -282,6 +294,12 @@ def ended(found):
     """The condition that ends a job, or None."""
     conditions = found.get("status", {}).get("conditions", [])
     return next((each for each in conditions if each["type"] in (*DONE, *FAILED) and each.get("status") == "True"), None)
+
+
+def cannot_start(dead):
+    """Why a container never ran, in the words of its runtime; "" when all did. dead: the ends of containers."""
+    said_no = next((each.get("message", "") for each in dead if each.get("reason") == "StartError"), "")
+    return " ".join(said_no.split()).rpartition("container process: ")[2]
 
 
 def waits_in_queue(workloads):

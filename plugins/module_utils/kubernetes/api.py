@@ -64,6 +64,9 @@ def connection(kubeconfig, context, who):
         client = official_config.new_client_from_config(config_file=kubeconfig or None, context=context)
     except official_config.ConfigException as error:
         text = " ".join(str(error).split()).rstrip(".")
+        if "No configuration found" in text:
+            message = "The kubeconfig %s is missing or empty; bring the cluster up, or set muster_target.kubeconfig."
+            raise ApiError(message % where) from error
         raise ApiError("The context %s of %s cannot be used (%s); name one that it has." % (context, where, text)) from error
     except Exception as error:  # the client takes the parts of a kubeconfig without looking whether they are there
         text = "%s: %s" % (type(error).__name__, " ".join(str(error).split()).rstrip("."))
