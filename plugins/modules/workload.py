@@ -32,9 +32,8 @@ options:
     type: str
     default: ""
   nodes:
-    description: Number of nodes. Without it that of the recipe.
+    description: Number of nodes, at least 1. Without it that of the recipe.
     type: int
-    default: 0
   fleet:
     description: The nodes, as P(muster.fleet.fleet_parts#filter) gives them. Without it the launcher's service has its own nodes.
     type: list
@@ -148,7 +147,7 @@ def read(folder, name):
     """(recipe, {name: text} of its files). Raises JobError that names the nearest recipe."""
     known = sorted(each for each in os.listdir(folder) if os.path.isfile(os.path.join(folder, each, "recipe.yml")))
     if name not in known:
-        raise recipes.RecipeError("The recipe %s is unknown in %s; %s" % (name, folder, nearest(name, known)))
+        raise recipes.RecipeError("The recipe %s is unknown in %s; %s" % (name, os.path.normpath(folder), nearest(name, known)))
     with open(os.path.join(folder, name, "recipe.yml"), encoding="utf-8") as file:
         recipe = recipes.load(yaml.safe_load(file.read()), name)
     texts = {}
@@ -201,7 +200,7 @@ def main():
             "recipe": {"type": "str", "required": True},
             "model": {"type": "str", "default": ""},
             "instance_type": {"type": "str", "default": ""},
-            "nodes": {"type": "int", "default": 0},
+            "nodes": {"type": "int"},
             "fleet": {"type": "list", "elements": "dict"},
             "launcher": {"type": "str", "default": "slurm"},
             "target": {"type": "dict", "default": {}},

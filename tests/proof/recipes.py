@@ -124,4 +124,4 @@ def test_jax_is_killed_and_resumes(fleet: Fleet, jax_venv: Path) -> None:
 
 def test_a_recipe_that_has_no_size_for_the_nodes_is_refused(fleet: Fleet) -> None:
     said = one_sentence(fleet.run(PLAYBOOK, "-e", "recipe=picotron"))
-    assert "Recipe picotron has no sizes of smollm_1_7b for CPUs, but for p4d.24xlarge, p5.48xlarge; choose one of them" in said
+    assert "Recipe picotron has no sizes for CPUs, but for p4d.24xlarge, p5.48xlarge; choose one of them" in said

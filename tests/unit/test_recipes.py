@@ -358,7 +358,9 @@ def without(field: str, *more: str) -> dict[str, Any]:
             ("fsdp", "llama2_7b", ""),
             r"no sizes of llama2_7b for CPUs, but for g5.12xlarge, p4d.24xlarge, p5.48xlarge; on CPUs it has tiny,",
         ),
-        (("picotron", "", ""), r"Recipe picotron has no sizes of smollm_1_7b for CPUs, but for p4d.24xlarge, p5.48xlarge; choose one"),
+        (("picotron", "", ""), r"Recipe picotron has no sizes for CPUs, but for p4d.24xlarge, p5.48xlarge; choose one of them with w"),
+        # Not of its first model, which is the one for CPUs.
+        (("fsdp", "", "p6-b200.48xlarge"), r"no sizes for p6-b200.48xlarge, but for cpu, g5.12xlarge, p4d.24xlarge, p5.48xlarge; choose"),
         (
             ("fsdp", "llama2_70b", "g5.12xlarge"),
             r"no sizes of llama2_70b for g5.12xlarge, but for p4d.24xlarge, p5.48xlarge; on g5.12xlarge it has",
@@ -398,6 +400,7 @@ def test_unknown_models_and_types_name_the_nearest(request_: tuple[str, str, str
         ("fsdp", "slurm", {"asked": {"setps": 3}}, r"muster_workload has the unknown field setps; did you mean steps\?"),
         ("fsdp", "slurm", {"nodes": 65}, r"wants 65 nodes of p5.48xlarge for llama3_1_8b, and 64 may run jobs; set workload_nodes"),
         ("fsdp", "slurm", {"nodes": -1}, r"workload_nodes must be at least 1, not -1\."),
+        ("fsdp", "slurm", {"nodes": 0}, r"workload_nodes must be at least 1, not 0\."),
     ],
 )
 def test_a_request_that_cannot_run_is_refused_by_one_sentence(name: str, launcher: str, more: dict[str, Any], said: str) -> None:
@@ -610,7 +613,7 @@ def test_the_page_has_every_recipe() -> None:
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        ({"recipe": "fsdb"}, "The recipe fsdb is unknown in "),
+        ({"recipe": "fsdb"}, f"The recipe fsdb is unknown in {FOLDER}; did you mean fsdp?"),
         ({"recipe": "fsdp", "workload_node": 4}, "workload_node is unknown; known are workload_type and workload_nodes."),
         ({}, "No recipe is named; give -e recipe=fsdp or another folder of recipes/."),
     ],

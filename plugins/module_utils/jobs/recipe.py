@@ -186,11 +186,15 @@ def choose_model(recipe, name, kind):
     able = [each for each, model in recipe["models"].items() if kind in model["sizes"]]
     if name and name not in recipe["models"]:
         raise RecipeError("%s has no model %s; %s" % (where, name, nearest(name, recipe["models"])))
-    chosen = name or (able[0] if able else next(iter(recipe["models"])))
+    if not name and not able:
+        types = ", ".join(sorted({each for one in recipe["models"].values() for each in one["sizes"]}))
+        message = "%s has no sizes for %s, but for %s; choose one of them with workload_type, or add sizes to recipe.yml."
+        raise RecipeError(message % (where, shown, types))
+    chosen = name or able[0]
     model = recipe["models"][chosen]
     if kind not in model["sizes"]:
         types = ", ".join(sorted(model["sizes"]))
-        instead = "; on %s it has %s" % (shown, ", ".join(able)) if able and name else ""
+        instead = "; on %s it has %s" % (shown, ", ".join(able)) if able else ""
         raise RecipeError(
             "%s has no sizes of %s for %s, but for %s%s; choose one of them, or add sizes to recipe.yml."
             % (where, chosen, shown, types, instead)

@@ -101,7 +101,7 @@ def check_fits(recipe, chosen, kind, answers):
     )
 
 
-def plan(recipe, asked, *, model="", part=None, kind="slurm", instance_type="", nodes=0, trainer=None, target=None, texts=None):
+def plan(recipe, asked, *, model="", part=None, kind="slurm", instance_type="", nodes=None, trainer=None, target=None, texts=None):
     """What one run of a recipe is: {document, real, model, type, nodes, ranks, context, folder, data, tokens, estimate}.
 
     asked: the user's muster_workload; part: the nodes of a fleet (an entry of fleet.parts()), None for a service that has its own;
@@ -122,7 +122,7 @@ def plan(recipe, asked, *, model="", part=None, kind="slurm", instance_type="", 
         on_cpu = model if model and CPU in recipe["models"][model]["sizes"] else ""
         model, kind_of = on_cpu, CPU
     chosen, name, size = choose_model(recipe, model, kind_of)
-    wanted = int(nodes or size["nodes"])
+    wanted = size["nodes"] if nodes is None else nodes
     if wanted < 1:
         raise RecipeError("workload_nodes must be at least 1, not %d." % wanted)
     if part and wanted > len(part["hosts"]):
