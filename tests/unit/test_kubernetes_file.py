@@ -85,10 +85,17 @@ def test_a_log_that_lost_its_begin_is_no_copy(read, tmp_path: Path) -> None:
     assert read("train.jsonl")["msg"] == sentence
 
 
-def test_the_log_of_a_probing_pod_is_read_up_to_a_limit() -> None:
+@pytest.mark.parametrize("answers, text", [(["said"], "said"), (["", "", "said"], "said"), ([""] * 99, "")])
+def test_the_log_of_a_probing_pod_is_read_up_to_a_limit_and_again_while_it_is_empty(answers: list[str], text: str) -> None:
     class Api:
-        clock = staticmethod(lambda: 0.0)
+        now = 0.0
         gone = asked = None
+
+        def clock(self) -> float:
+            return self.now
+
+        def sleep(self, seconds: float) -> None:
+            self.now += seconds
 
         def path(self, _pod: dict) -> str:
             return "/pod"
@@ -104,8 +111,9 @@ def test_the_log_of_a_probing_pod_is_read_up_to_a_limit() -> None:
 
         def ask(self, _method: str, path: str, query: dict | None = None) -> tuple[int, str]:
             self.asked = path, query
-            return 200, "said"
+            return 200, answers.pop(0)
 
     api = Api()
-    assert facts.output_of(api, {}, 10, 77) == (True, "said")
+    assert facts.output_of(api, {}, 10, 77) == (True, text)
+    assert api.now <= facts.LOG_SECONDS
     assert api.asked == ("/pod/log", {"limitBytes": 77})

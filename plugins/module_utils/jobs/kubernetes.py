@@ -76,12 +76,12 @@ for name in PATH PYTHONPATH LD_LIBRARY_PATH; do
   [ -z "${!name:-}" ] || how+=(-x "$name")
 done
 main= stopped=
-trap 'stopped=1; [ -z "$main" ] || kill -TERM "$main" || true' TERM
+trap 'stopped=1; [ -z "$main" ] || kill -TERM "$main" || true' TERM # mpirun may have ended
 mpirun --allow-run-as-root -n %(ranks)d --hostfile /etc/mpi/hostfile --map-by ppr:%(per_node)d:node "${how[@]}" \\
   --mca btl_tcp_if_exclude lo,docker0 %(exports)s bash -c %(rank)s rank "$@" &
 main=$!
 # The signal may have come before mpirun had a number.
-[ -z "$stopped" ] || kill -TERM "$main" || true
+[ -z "$stopped" ] || kill -TERM "$main" || true # mpirun may have ended
 code=0
 wait "$main" || code=$?
 # A signal ends the first wait before mpirun has ended.

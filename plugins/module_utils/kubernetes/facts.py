@@ -12,6 +12,7 @@ from ansible_collections.muster.fleet.plugins.module_utils.kubernetes.api import
 
 TYPE_LABEL = "node.kubernetes.io/instance-type"
 STAND_IN_LABEL = "muster/stand-in"
+LOG_SECONDS = 5
 DEVICES = {"gpu": ("nvidia.com/gpu", "aws.amazon.com/neuron"), "efa": ("vpc.amazonaws.com/efa",)}
 # Operator -> a job that its webhook must refuse, and a word of its own reason.
 WRONG = {
@@ -152,7 +153,10 @@ def claim(objects, namespace, name, seconds):
 
 
 def output_of(objects, pod, seconds, most=1 << 20):
-    """(whether a pod succeeded, the first `most` bytes of its log or why there is none); the pod is gone afterwards."""
+    """(whether a pod succeeded, the first `most` bytes of its log or why there is none); the pod is gone afterwards.
+
+    The end of a pod may be known before its log can be read, so an empty log is read again for some seconds.
+    """
     path = objects.path(pod)
     objects.remove([pod])
     until = objects.clock() + seconds
@@ -166,13 +170,22 @@ def output_of(objects, pod, seconds, most=1 << 20):
             found = objects.get(path)
             phase = (found or {}).get("status", {}).get("phase")
             if phase in ("Succeeded", "Failed"):
-                _status, text = objects.ask("GET", path + "/log", {"limitBytes": most})
-                return phase == "Succeeded", text if isinstance(text, str) else ""
+                return phase == "Succeeded", log_of(objects, path, most)
             if objects.clock() >= until:
                 return False, "its pod does not run: %s" % (waits_for(found) if found else "it was deleted")
             objects.sleep(0.5)
     finally:
         objects.remove([pod])
+
+
+def log_of(objects, path, most):
+    """The first `most` bytes of an ended pod's log; "" when it stays empty for LOG_SECONDS."""
+    until = objects.clock() + LOG_SECONDS
+    while True:
+        _status, text = objects.ask("GET", path + "/log", {"limitBytes": most})
+        if (isinstance(text, str) and text) or objects.clock() >= until:
+            return text if isinstance(text, str) else ""
+        objects.sleep(0.5)
 
 
 def resolved(objects, namespace, image, name, seconds=60):
