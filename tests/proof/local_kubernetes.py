@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import json
 import os
 import re
@@ -100,6 +101,7 @@ class Site:
         self.folder = folder
         self.begun: list[subprocess.Popen[str]] = []
         self.first = ""  # what site.yml said
+        self.mounts = [f"{cache_dir(os.environ)}/shared:/var/cache/muster:ro"]
         self.target: dict[str, Any] = {
             "kubeconfig": str(Cluster(NAME).kubeconfig),
             "context": NAME,
@@ -139,7 +141,7 @@ class Site:
         document = {
             "name": name,
             "image": trainer_image(),
-            "mounts": [f"{cache_dir(os.environ)}/shared:/var/cache/muster:ro"],
+            "mounts": self.mounts,
             "time_limit": 10,
             **fields,
         }
@@ -346,6 +348,21 @@ def test_a_killed_worker_resumes_with_the_losses_of_an_undisturbed_run(site: Sit
     assert losses(disturbed) == pytest.approx(losses(undisturbed), abs=1e-5)
 
 
+def test_a_sweep_of_a_recipe_has_one_table(site: Site) -> None:
+    """Jobs of their own, whose pods wait for a free core and not for a queue. The first rank of each makes the same data."""
+    asked = {"muster_sweep": {"--lr": [0.001, 0.003]}, "muster_workload": {"steps": 40}}
+    target = {"muster_launcher": "pytorchjob", "muster_target": site.target, "kubernetes_trainer_mounts": site.mounts}
+    given = {"recipe": "ddp", "muster_fleet": NAME, **asked, **target}
+    ended = site.plain("playbooks/workload.yml", "-e", json.dumps(given))
+    assert ended.returncode == 0, ended.stdout[-6000:]
+    rows = list(csv.DictReader((site.run_folder() / "sweep.csv").open()))
+    assert [(row["lr"], row["job"], row["verdict"]) for row in rows] == [("0.001", "ddp-tiny-1", "passed"), ("0.003", "ddp-tiny-2", "passed")]
+    for row in rows:
+        assert float(row["last_loss"]) < 0.9 * float(row["first_loss"])
+        result = json.loads((site.run_folder() / "jobs" / row["job"] / "result.json").read_text())
+        assert result["nodes"] == ["node1", "node2"]
+
+
 # What a person could write: neither launcher nor environment is named. The first rank makes the data.
 SAME = {
     "nodes": 2,
@@ -385,9 +402,8 @@ def slurm(site: Site) -> Iterator[list[str]]:
 def test_a_document_trains_alike_under_slurm_and_on_kubernetes(site: Site, slurm: list[str]) -> None:
     for where in ("slurm", "kubernetes"):
         (site.folder / f"same-{where}.yml").write_text(yaml.safe_dump({"name": f"same-{where}", **SAME}))
-    mounts = [f"{cache_dir(os.environ)}/shared:/var/cache/muster:ro"]
     both = site.folder / "both.yml"
-    both.write_text(BOTH % {"root": ROOT, "target": json.dumps(site.target), "mounts": json.dumps(mounts)})
+    both.write_text(BOTH % {"root": ROOT, "target": json.dumps(site.target), "mounts": json.dumps(site.mounts)})
     ended = site.plain(str(both), *slurm)
     assert ended.returncode == 0, ended.stdout[-6000:]
     run = max((site.folder / "runs/kube-slurm").glob("2*"), key=lambda path: path.name)

@@ -8,6 +8,7 @@ import json
 import os
 import random
 import sys
+import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -60,8 +61,8 @@ def prepare(out: Path, tokens: int, seed: int, vocab_size: int) -> bool:
 
 
 def write(path: Path, content: bytes) -> None:
-    """Write the whole file or nothing, even if this process is killed."""
-    temporary = path.with_name(path.name + ".tmp")
+    """Write the whole file or nothing, even if this process is killed, or another writes the same file (jobs of a sweep do)."""
+    temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
     temporary.write_bytes(content)
     os.replace(temporary, path)
 

@@ -3,6 +3,7 @@
 """The data set: the same bytes for the same seed, nothing overwritten, every window once per pass."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,21 @@ def test_damaged_tokens_are_written_again(tmp_path: Path) -> None:
     (tmp_path / "tokens.bin").write_bytes(b"\0\0" + content[2:])
     assert tokens.prepare(tmp_path, 1000, 3, 256)
     assert (tmp_path / "tokens.bin").read_bytes() == content
+
+
+def test_two_writers_of_one_data_set_do_not_meet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As jobs of a sweep whose first ranks make the data: the second begins and ends while the first has yet to rename its file."""
+    rename = os.replace
+
+    def replace(old: Path, new: Path) -> None:
+        monkeypatch.setattr(os, "replace", rename)
+        assert tokens.prepare(tmp_path, 4096, 1, 256)
+        rename(old, new)
+
+    monkeypatch.setattr(os, "replace", replace)
+    assert tokens.prepare(tmp_path, 4096, 1, 256)
+    assert not tokens.prepare(tmp_path, 4096, 1, 256)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["index.json", "tokens.bin"]
 
 
 def test_another_data_set_is_not_overwritten(tmp_path: Path) -> None:
