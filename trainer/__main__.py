@@ -20,7 +20,7 @@ COMMANDS = {
     "prove-resume": ("prove", "kill a run, resume it, and compare its losses with an undisturbed run's"),
     "bench": ("bench", "speed and memory of a model on the ranks of this job"),
     "export": ("export", "write a checkpoint as a Hugging Face model"),
-    "prepare-data": ("data.tokens", "write a tokenised data set"),
+    "prepare-data": ("data.prepare", "write a tokenised data set, of made sentences or of text that all ranks tokenise"),
 }
 HELP = "usage: python -m trainer COMMAND [--help]\n\n"
 HELP += "".join(f"  {name:<12}  {text}\n" for name, (_, text) in COMMANDS.items())

@@ -244,6 +244,42 @@ echo "$@"
     assert said[-1].endswith("--checkpoint_dir /checkpoints/train-1")
 
 
+def documents_of(page: str) -> dict[str, dict]:
+    """The job documents of a page of docs/, by name."""
+    text = (Path(__file__).parents[2] / "docs" / page).read_text()
+    found = [yaml.safe_load(block) for block in re.findall(r"^```yaml\n(.*?)^```", text, re.MULTILINE | re.DOTALL)]
+    return {each["name"]: each for each in found if "command" in each}
+
+
+def test_documents_about_data_are_taken_by_every_launcher_that_has_their_fields() -> None:
+    for document in documents_of("trainer_running.md").values():
+        loaded = documents.load({**document, "venv": "/opt/trainer"}, None)
+        assert (loaded["nodes"], loaded["gpus_per_node"]) == (4, 0)
+
+
+def test_the_ranks_of_the_warm_up_read_every_file_once(tmp_path: Path) -> None:
+    names = [f"part {number}\n.bin" for number in range(40)]
+    (tmp_path / "data/deep").mkdir(parents=True)
+    for number, name in enumerate(names):
+        (tmp_path / "data" / ("deep" if number % 2 else "") / name).touch()
+    (tmp_path / "bin").mkdir()
+    stub = tmp_path / "bin/cat"
+    stub.write_text(f"""#!/bin/sh\nfor file; do printf '%s\\0' "$file" >>{tmp_path}/read; done\n""")
+    stub.chmod(0o755)
+    *command, folder = documents_of("trainer_running.md")["warm-up"]["command"]
+    assert folder == "/fsx/c4"
+    shares = []
+    for rank in range(3):
+        (tmp_path / "read").unlink(missing_ok=True)
+        env = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin", "RANK": str(rank), "WORLD_SIZE": "3"}
+        subprocess.run([*command, str(tmp_path / "data")], env=env, check=True)
+        shares.append([Path(each).name for each in (tmp_path / "read").read_text().split("\0")[:-1]])
+    assert sorted(sum(shares, [])) == sorted(names)
+    assert [len(share) for share in shares] == [14, 13, 13]
+    gone = subprocess.run([*command, str(tmp_path / "nothing")], env=env, capture_output=True, text=True, check=False)
+    assert gone.returncode != 0 and "No such file" in gone.stderr
+
+
 def test_the_matrix_is_a_job_for_each_combination():
     asked = {"ops": ["all_reduce", "sendrecv"], "node_counts": [1, 2, 2], "datatypes": ["float", "bfloat16"]}
     jobs = collectives("p5.48xlarge", "p5.48xlarge", "p5.48xlarge", asked=asked)

@@ -2,7 +2,7 @@
 # Copyright: the Muster developers
 """Documents of the Hugging Face library `datasets`: the text of their records, and the endless documents of one stream."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 from trainer.cli import UsageError
@@ -57,10 +57,14 @@ def conversation(turns: list[Mapping[str, Any]]) -> Parts:
 
 
 class Documents(Protocol):
-    """The endless documents of one stream: after the last one it starts again with the first. `given` counts those of this pass."""
+    """The endless documents of one stream: after the last one it starts again with the first. `given` counts those of this pass.
+
+    `once` gives those of one pass.
+    """
 
     given: int
 
+    def once(self) -> Iterator[Parts]: ...
     def read(self, count: int) -> list[Parts]: ...
     def cursor(self) -> Any: ...
     def seek(self, cursor: Any) -> None: ...
@@ -79,6 +83,9 @@ class Streamed:
         if state is not None:
             self.dataset.load_state_dict(state)
         self.records = iter(self.dataset)
+
+    def once(self) -> Iterator[Parts]:
+        return (parts for parts in map(self.parts, self.shard()) if any(text for text, _ in parts))
 
     def read(self, count: int) -> list[Parts]:
         documents: list[Parts] = []
@@ -111,6 +118,9 @@ class Chosen:
     def __init__(self, dataset: Any, parts: Callable[[Mapping[str, Any]], Parts], seed: int, stream: int, streams: int) -> None:
         self.dataset, self.parts, self.seed, self.stream, self.streams = dataset, parts, seed, stream, streams
         self.given = 0
+
+    def once(self) -> Iterator[Parts]:
+        return (self.parts(self.dataset[number]) for number in range(self.stream, len(self.dataset), self.streams))
 
     def read(self, count: int) -> list[Parts]:
         numbers = [number * self.streams + self.stream for number in range(self.given, self.given + count)]

@@ -1,19 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright: the Muster developers
-"""A folder of tokens: `tokens.bin` (unsigned 16-bit little-endian tokens) and `index.json` (muster.tokens/1); `prepare-data` writes one."""
+"""A folder of tokens, which `prepare-data` writes: little-endian unsigned tokens of 16 or 32 bits, and `index.json` (muster.tokens/1).
+
+The tokens are in `tokens.bin`, or in the parts that the index names.
+"""
 
 import array
+import bisect
 import hashlib
+import itertools
 import json
 import os
 import random
 import sys
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from trainer.cli import NATURAL, POSITIVE, LocalError, Parser, UsageError
+from trainer.cli import LocalError, UsageError
 
 SCHEMA = "muster.tokens/1"
 
@@ -71,12 +76,18 @@ def read_index(folder: Path) -> dict[str, Any]:
     """index.json of a data set; raises LocalError if the folder holds none or its tokens are cut short."""
     try:
         index: dict[str, Any] = json.loads((folder / "index.json").read_text())
-        size = (folder / "tokens.bin").stat().st_size
+        sizes = [(folder / each["file"]).stat().st_size for each in parts_of(index)]
     except (OSError, ValueError):
         raise LocalError(f"{folder} holds no data set: make one with `python -m trainer prepare-data --out {folder} …`") from None
-    if index.get("schema") != SCHEMA or size != 2 * index["tokens"]:
+    width = 4 if index.get("dtype") == "uint32" else 2
+    if index.get("schema") != SCHEMA or sizes != [width * each["tokens"] for each in parts_of(index)]:
         raise LocalError(f"the data set in {folder} is damaged: remove the folder and run prepare-data again")
     return index
+
+
+def parts_of(index: dict[str, Any]) -> list[dict[str, Any]]:
+    """The files of a data set in order, each with the number of its tokens."""
+    return index.get("parts") or [{"file": "tokens.bin", "tokens": index["tokens"]}]
 
 
 def window_of(seed: int, sample: int, windows: int) -> int:
@@ -98,7 +109,7 @@ def window_of(seed: int, sample: int, windows: int) -> int:
 
 
 class Tokens:
-    """A data set cut into windows of `context` tokens, each with the token that follows it. The file is mapped, not read.
+    """A data set cut into windows of `context` tokens, each with the token that follows it; none has tokens of two files. Files are mapped.
 
     With `held_out` the last hundredth of the windows (at least one) is for validation only.
     """
@@ -108,36 +119,32 @@ class Tokens:
 
         self.index = read_index(folder)
         self.context, self.seed, self.first = context, seed, 0
-        self.windows = (self.index["tokens"] - 1) // context
+        parts = [each for each in parts_of(self.index) if each["tokens"] > context]
+        self.ends = list(itertools.accumulate((each["tokens"] - 1) // context for each in parts))
+        self.windows = self.ends[-1] if parts else 0
         if self.windows < 1 + held_out:
             raise UsageError(f"{folder} has {self.index['tokens']} tokens, fewer than one sample of {context} needs: prepare more")
         if held_out:
             kept = max(1, self.windows // 100)
             self.first, self.windows = (self.windows - kept, kept) if validation else (0, self.windows - kept)
         self.identity = self.index["sha256"] + (" held out" if held_out else "")
-        self.tokens = torch.from_file(str(folder / "tokens.bin"), size=self.index["tokens"], dtype=torch.uint16)
+        kind = torch.uint32 if self.index.get("dtype") == "uint32" else torch.uint16
+        self.files = [torch.from_file(str(folder / each["file"]), size=each["tokens"], dtype=kind) for each in parts]
+
+    def window(self, number: int) -> Any:
+        """The tokens of a window and the one that follows, as int64."""
+        part = bisect.bisect_right(self.ends, number)
+        start = (number - (self.ends[part - 1] if part else 0)) * self.context
+        return self.files[part][start : start + self.context + 1].long()
 
     def samples(self, numbers: Iterable[int]) -> Any:
         """The global samples `numbers` as an int64 tensor (samples, context + 1)."""
         import torch
 
-        starts = [(self.first + window_of(self.seed, number, self.windows)) * self.context for number in numbers]
-        return torch.stack([self.tokens[start : start + self.context + 1] for start in starts]).to(torch.int64)
+        return torch.stack([self.window(self.first + window_of(self.seed, number, self.windows)) for number in numbers])
 
     def rows(self, numbers: list[int]) -> tuple[Any, None]:
         return self.samples(numbers), None
 
     def where(self, number: int) -> str:
         return f"window {self.first + window_of(self.seed, number, self.windows)}"
-
-
-def main(argv: Sequence[str]) -> int:
-    parser = Parser(prog="python -m trainer prepare-data", description="Write a tokenised data set with learnable structure.")
-    parser.add_argument("--out", type=Path, required=True, help="folder to write")
-    parser.add_argument("--tokens", type=POSITIVE, default=2_000_000, help="number of tokens")
-    parser.add_argument("--seed", type=NATURAL, default=12345, help="decides the text")
-    parser.add_argument("--vocab_size", type=POSITIVE, default=256, help="entries of the vocabulary; the text is bytes")
-    asked = parser.parse(argv)
-    made = prepare(asked.out, asked.tokens, asked.seed, asked.vocab_size)
-    print(f"{asked.out}: {asked.tokens} tokens {'written' if made else 'are already there'}")
-    return 0

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from trainer.cli import LocalError, UsageError
-from trainer.data import tokens
+from trainer.data import prepare, tokens
 
 
 def test_the_same_seed_gives_the_same_bytes(tmp_path: Path) -> None:
@@ -24,9 +24,9 @@ def test_the_same_seed_gives_the_same_bytes(tmp_path: Path) -> None:
 
 def test_a_second_run_says_that_it_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["--out", str(tmp_path / "d"), "--tokens", "1000", "--seed", "3"]
-    tokens.main(argv)
+    prepare.main(argv)
     written = (tmp_path / "d" / "tokens.bin").stat().st_mtime_ns
-    tokens.main(argv)
+    prepare.main(argv)
     assert capsys.readouterr().out.splitlines() == [
         f"{tmp_path}/d: 1000 tokens written",
         f"{tmp_path}/d: 1000 tokens are already there",
