@@ -356,7 +356,10 @@ def test_a_sweep_of_a_recipe_has_one_table(site: Site) -> None:
     ended = site.plain("playbooks/workload.yml", "-e", json.dumps(given))
     assert ended.returncode == 0, ended.stdout[-6000:]
     rows = list(csv.DictReader((site.run_folder() / "sweep.csv").open()))
-    assert [(row["lr"], row["job"], row["verdict"]) for row in rows] == [("0.001", "ddp-tiny-1", "passed"), ("0.003", "ddp-tiny-2", "passed")]
+    assert [(row["lr"], row["job"], row["verdict"]) for row in rows] == [
+        ("0.001", "ddp-tiny-1", "passed"),
+        ("0.003", "ddp-tiny-2", "passed"),
+    ]
     for row in rows:
         assert float(row["last_loss"]) < 0.9 * float(row["first_loss"])
         result = json.loads((site.run_folder() / "jobs" / row["job"] / "result.json").read_text())

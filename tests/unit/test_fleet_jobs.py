@@ -274,7 +274,7 @@ def test_the_ranks_of_the_warm_up_read_every_file_once(tmp_path: Path) -> None:
         env = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin", "RANK": str(rank), "WORLD_SIZE": "3"}
         subprocess.run([*command, str(tmp_path / "data")], env=env, check=True)
         shares.append([Path(each).name for each in (tmp_path / "read").read_text().split("\0")[:-1]])
-    assert sorted(sum(shares, [])) == sorted(names)
+    assert sorted(name for share in shares for name in share) == sorted(names)
     assert [len(share) for share in shares] == [14, 13, 13]
     gone = subprocess.run([*command, str(tmp_path / "nothing")], env=env, capture_output=True, text=True, check=False)
     assert gone.returncode != 0 and "No such file" in gone.stderr
