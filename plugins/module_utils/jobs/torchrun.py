@@ -252,6 +252,8 @@ class Hosts(jobs.Service):
         """Write the scripts, then start the units; all hosts or none."""
         for each in self.nodes:
             look = ["command -v systemd-run >/dev/null || { echo it has no systemd >&2; exit 1; }"]
+            nobody = "it has no user %s; make one, or set muster_target.user" % self.user
+            look.append("id -u -- %s >/dev/null 2>&1 || { echo %s >&2; exit 1; }" % (shlex.quote(self.user), shlex.quote(nobody)))
             for name, path in each["secrets"].items():
                 lost = "user %s cannot read %s, the file of the secret %s" % (self.user, path, name)
                 words = shlex.quote(self.user), shlex.quote(path), shlex.quote(lost)
