@@ -89,15 +89,17 @@ def test_a_job_outlives_the_controller_that_started_it(ann: Fleet) -> None:
     command = ["bash", "-c", 'echo "began $RANK $(date +%s%N)"; sleep 25; echo "ended $RANK"']
     first = ann.begin(*words(ann, "patient", command=command))
     [[unit], _same] = ann.wait_for("the units of both hosts", lambda: all(found := units(ann)) and found, 90)
+    output = ("sh", "-c", "cat /var/lib/muster/jobs/patient-*.unit/output.txt")
+    ann.wait_for("the first line of rank 0", lambda: "began 0" in ann.ansible("compute-1", *output))
     ann.cut(first)
     killed = time.time_ns()
     assert units(ann) == [[unit], [unit]]
     done = ann.run(*words(ann, "patient", command=command))
     assert done.returncode == 0, done.stdout[-4000:]
-    output = (ann.latest / "jobs/patient/output.txt").read_text()
+    said = (ann.latest / "jobs/patient/output.txt").read_text()
     # The output of rank 0's host. A job that somebody had started again would have begun twice, or anew.
-    assert re.findall(r"^(\w+) 0", output, re.MULTILINE) == ["began", "ended"]
-    assert int(output.split()[2]) < killed
+    assert re.findall(r"^(\w+) 0", said, re.MULTILINE) == ["began", "ended"]
+    assert int(said.split()[2]) < killed
 
 
 def test_the_rank_that_fails_first_is_named(ann: Fleet) -> None:
