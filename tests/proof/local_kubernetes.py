@@ -6,9 +6,12 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import hashlib
 import json
 import os
 import re
+import secrets
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,6 +29,7 @@ from ansible_collections.muster.fleet.plugins.module_utils.paths import cache_di
 from localkube.cluster import Cluster
 from localkube.images import trainer_image
 from localkube.keeper import hierarchies
+from localkube.programs import find
 
 pytestmark = pytest.mark.engine
 
@@ -40,6 +44,7 @@ TAINT = "gpu-healthcheck.aws-samples.io/unhealthy"
 GPUS = "/status/capacity/nvidia.com~1gpu"
 # torchrun ends with 1 whatever its ranks end with.
 RANK_FAILS = ["bash", "-c", '[ "$RANK" != 1 ] || exit 7; sleep 20']
+SECRET = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "hub"}}
 LIMITS = {
     "apiVersion": "v1",
     "kind": "LimitRange",
@@ -365,6 +370,78 @@ def test_a_sweep_of_a_recipe_has_one_table(site: Site) -> None:
         assert float(row["last_loss"]) < 0.9 * float(row["first_loss"])
         result = json.loads((site.run_folder() / "jobs" / row["job"] / "result.json").read_text())
         assert result["nodes"] == ["node1", "node2"]
+
+
+def test_a_secret_is_in_no_manifest_log_or_list_of_processes(site: Site) -> None:
+    value = secrets.token_hex(16)
+    kubectl("apply", "-f", "-", input=json.dumps({**SECRET, "stringData": {"token": value}}))
+    reference = {"TOKEN": {"from": "kubernetes", "secret": "hub", "key": "token"}}
+    # The rank says what it has by its sum, and stays for a look at the processes.
+    command = ["bash", "-c", 'printf %s "$TOKEN" | sha256sum; sleep 10']
+    process = site.start("playbooks/job.yml", job=site.write("hides", command=command, secrets=reference), muster_target=site.target)
+    until(lambda: running("hides"), 90, "the job")
+    seen = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
+    said, _nothing = process.communicate(timeout=120)
+    assert process.returncode == 0, said[-4000:]
+    run = site.run_folder()
+    assert hashlib.sha256(value.encode()).hexdigest() in (run / "jobs/hides/output.txt").read_text()
+    assert any(b"sha256sum; sleep 10" in each for each in seen) and not any(value.encode() in each for each in seen)
+    kept = [
+        path for folder in (run, site.folder / "hides.yml", Cluster(NAME).folder.parent / "jobs") for path in [folder, *folder.rglob("*")]
+    ]
+    files = [path for path in kept if path.is_file()]
+    assert {"manifest.json", "output.txt", "events.jsonl"} <= {path.name for path in files}
+    assert [path for path in files if value.encode() in path.read_bytes()] == []
+    assert value not in said
+    assert value not in kubectl("get", "pods,pytorchjobs,events", "--output", "yaml")
+
+
+# kubernetes/eks/etcd.yaml runs the same server from its image. The programs are in the cache that the nodes see.
+ETCD = """
+apiVersion: v1
+kind: Service
+metadata: {name: etcd}
+spec: {selector: {app: etcd}, ports: [{port: 2379}]}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: etcd, labels: {app: etcd}}
+spec:
+  terminationGracePeriodSeconds: 0
+  containers:
+    - name: etcd
+      image: %(image)s
+      command: [/programs/etcd, --enable-v2, --data-dir=/tmp/etcd, "--listen-client-urls=http://0.0.0.0:2379", "--advertise-client-urls=http://etcd:2379"]
+      volumeMounts: [{name: programs, mountPath: /programs}]
+  volumes: [{name: programs, hostPath: {path: %(programs)s}}]
+"""
+
+
+STEPS = "exec python -m trainer train --model tiny --dataset synthetic --train_batch_size 2 --max_steps 5 --backend gloo"
+
+
+def test_ranks_that_meet_through_etcd_train(site: Site) -> None:
+    programs = cache_dir(os.environ) / "shared/etcd-v2"
+    argv = [sys.executable, "-m", "pip", "install", "--quiet", "--upgrade", "--target", str(programs / "python"), "python-etcd==0.4.5"]
+    subprocess.run(argv, check=True)
+    shutil.copy(find("etcd", os.environ), programs / "etcd")
+    kubectl("apply", "-f", "-", input=ETCD % {"image": trainer_image(), "programs": programs})
+    try:
+        fields = {
+            "nodes": 2,
+            "env": {"PYTHONPATH": "/opt/muster/trainer:/var/cache/muster/etcd-v2/python"},
+            "launcher": {"kind": "pytorchjob", "rendezvous": "etcd-v2"},
+            "command": ["bash", "-c", STEPS],
+        }
+        ended = site.job(site.write("meets", **fields), etcd="etcd:2379")
+        assert ended.returncode == 0, ended.stdout[-4000:]
+        assert (site.run_folder() / "jobs/meets/output.txt").read_text().count(" Loss: ") == 5
+        manifest = json.loads((site.run_folder() / "jobs/meets/manifest.json").read_text())
+        assert manifest["spec"]["elasticPolicy"]["rdzvBackend"] == "etcd-v2"
+        result = json.loads((site.run_folder() / "jobs/meets/result.json").read_text())
+        assert (result["state"], result["nodes"]) == ("COMPLETED", ["node1", "node2"])
+    finally:
+        kubectl("delete", "pod,service", "etcd")
 
 
 # What a person could write: neither launcher nor environment is named. The first rank makes the data.
