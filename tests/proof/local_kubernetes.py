@@ -501,12 +501,14 @@ def test_a_document_trains_alike_under_slurm_and_on_kubernetes(site: Site, slurm
     )
 
 
-def test_the_api_server_may_be_gone_for_half_a_minute(site: Site) -> None:
-    cluster = Cluster(NAME)
-    document = site.write("patient", command=["sleep", "20"])
+@pytest.mark.parametrize("program", ["kube-apiserver.node1", "kubelet.node2"])
+def test_a_program_may_be_gone_for_half_a_minute(site: Site, program: str) -> None:
+    """The job ends in that time, and nobody could say so."""
+    name = f"patient-{program.partition('.')[0]}"
+    document = site.write(name, nodes=2, command=["sleep", "20"])
     process = site.start("playbooks/job.yml", job=document, muster_target=site.target)
-    until(lambda: running("patient"), 90, "the job")
-    hold = cluster.folder / "hold" / "kube-apiserver.node1"
+    until(lambda: running(name), 90, "the job")
+    hold = Cluster(NAME).folder / "hold" / program
     hold.touch()
     time.sleep(30)
     hold.unlink()
