@@ -59,7 +59,10 @@ def on(fleet: Fleet, script: str, text: str = "") -> list[str]:
 def slurm(folder: Path) -> tuple[float, float]:
     """Median seconds of Muster's job and of bare sbatch."""
     ours, bare, shared = [], [], "/fsx/muster/bench"
-    with Fleet(NAME, 2, folder) as fleet:
+    fleet = Fleet(NAME, 2, folder)
+    # As the local fleet of make site.
+    (fleet.inventory / "local_fleet.yml").write_text((ROOT / "inventory/local/local_fleet.yml").read_text() + "compute: 2\n")
+    with fleet:
         given = json.dumps({"muster_components": ["common", "slurm", "trainer"], "common_ca_certificates": []})
         fleet.playbook("playbooks/provision.yml", "-e", given)
         on(fleet, f"install -d -o muster {shared}")
