@@ -3,13 +3,13 @@
 """From submission to the first step of a training on two nodes: Muster's job beside what a person would submit.
 
 Slurm: beside `sbatch` of a script of five lines. Kubernetes: beside `kubectl create` of the manifest that job.yml renders. The time begins
-when script or manifest is written, for its service gets it in the next moment, and ends when train.jsonl has its first line.
+when script or manifest is written, for its service gets it in the next moment, and ends when train.jsonl has its first line. The fewest
+seconds count: a rank that does not find the other's name tries again some seconds later, whoever submitted the job.
 """
 
 from __future__ import annotations
 
 import json
-import statistics
 import subprocess
 import time
 from pathlib import Path
@@ -19,7 +19,7 @@ from localkube.cluster import Cluster
 from .fleets import ROOT, Fleet
 from .table import Row, row
 
-ROUNDS = 5
+ROUNDS = 4
 NAME = "benchlaunch"
 # A step, without data to read or a checkpoint to write.
 TRAIN = "python -m trainer train --model tiny --dataset synthetic --train_batch_size 2 --max_steps 1 --backend gloo --checkpoint_freq 9"
@@ -57,7 +57,7 @@ def on(fleet: Fleet, script: str, text: str = "") -> list[str]:
 
 
 def slurm(folder: Path) -> tuple[float, float]:
-    """Median seconds of Muster's job and of bare sbatch."""
+    """The fewest seconds of Muster's job and of bare sbatch."""
     ours, bare, shared = [], [], "/fsx/muster/bench"
     fleet = Fleet(NAME, 2, folder)
     # As the local fleet of make site.
@@ -81,7 +81,7 @@ def slurm(folder: Path) -> tuple[float, float]:
             [began, end] = on(fleet, SUBMIT_BARE % values + WAIT % f"{shared}/bare-{number}/train.jsonl", BARE % values)
             bare.append(float(end) - float(began))
     # The first of each reads torch from the disk.
-    return statistics.median(ours[1:]), statistics.median(bare[1:])
+    return min(ours[1:]), min(bare[1:])
 
 
 def first_step(path: Path) -> float:
@@ -95,16 +95,16 @@ def first_step(path: Path) -> float:
 
 
 def kubernetes(folder: Path) -> tuple[float, float]:
-    """Median seconds of Muster's job and of kubectl with the same manifest."""
+    """The fewest seconds of Muster's job and of kubectl with the same manifest."""
     ours, bare = [], []
-    cluster, fleet = Cluster(NAME), Fleet(NAME, 2, folder)
+    (folder / "kubernetes").mkdir()
+    cluster, fleet = Cluster(NAME), Fleet(NAME, 2, folder / "kubernetes")
     argv = [".venv/bin/ansible-playbook", "-i", "inventory/local_kubernetes", "-e", f"muster_fleet={NAME}"]
     # The cluster's state is the user's.
     del fleet.env["XDG_STATE_HOME"]
     claim = cluster.volumes / "fsx-claim"
     try:
-        for playbook in ("local_kubernetes_up", "provision"):
-            fleet.measure([*argv, f"playbooks/{playbook}.yml"])
+        fleet.measure([*argv, "site.yml"])
         for number in range(ROUNDS + 1):
             name = f"ours-{number}"
             asked = ["-e", f"job=@{document(folder, name, f'/checkpoints/{name}')}"]
@@ -121,7 +121,7 @@ def kubernetes(folder: Path) -> tuple[float, float]:
             time.sleep(5)
     finally:
         fleet.measure([*argv, "playbooks/local_kubernetes_down.yml"])
-    return statistics.median(ours[1:]), statistics.median(bare[1:])
+    return min(ours[1:]), min(bare[1:])
 
 
 def rows(folder: Path) -> list[Row]:
