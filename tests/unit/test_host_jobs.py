@@ -58,7 +58,9 @@ def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         (bin_folder / name).chmod(0o755)
     (bin_folder / "install").write_text('#!/bin/bash\nexec mkdir -p "${!#}"\n')
     (bin_folder / "chown").write_text("#!/bin/bash\n")
-    for name in ("install", "chown"):
+    # The users of a host are not those of this machine.
+    (bin_folder / "id").write_text('#!/bin/bash\n[ "${2:-}" != -- ] || { [ ! -e "$HOST/nobody" ]; exit; }\nexec /usr/bin/id "$@"\n')
+    for name in ("install", "chown", "id"):
         (bin_folder / name).chmod(0o755)
     for name in ("node-1", "node-2"):
         (hosts / name).mkdir(parents=True)
@@ -198,7 +200,9 @@ def as_nobody(run, fleet: Path):
     """run() with the real chown and install and a job of nobody, whose working folder each host has already."""
     if os.geteuid():
         pytest.skip("only root can start the job of another user")
-    for name in ("install", "chown"):
+    # The users of a host are not those of this machine.
+    (bin_folder / "id").write_text('#!/bin/bash\n[ "${2:-}" != -- ] || { [ ! -e "$HOST/nobody" ]; exit; }\nexec /usr/bin/id "$@"\n')
+    for name in ("install", "chown", "id"):
         (fleet.parent / "bin" / name).unlink()
     folder = fleet / "node-1/jobs" / Path(run("queried")["folder"]).name
     folder.mkdir(parents=True)
@@ -289,6 +293,15 @@ def test_a_secret_that_the_user_cannot_read_is_named_before_anything_is_written(
     assert not list(fleet.glob("*/jobs")) and not Path(answer["folder"]).exists()
     secret.write_text("value")
     assert run(job=job)["result"]["state"] == "COMPLETED"
+
+
+def test_a_host_without_the_user_is_named_before_anything_is_written(run, fleet: Path) -> None:
+    (fleet / "node-2/nobody").touch()
+    answer = run()
+    assert answer["msg"] == (
+        "Host node-2 cannot run job hello: it has no user muster; make one, or set muster_target.user; mend it or leave it out."
+    )
+    assert not list(fleet.glob("*/jobs"))
 
 
 def test_a_job_that_no_host_can_look_for_leaves_no_folder(run, fleet: Path) -> None:
