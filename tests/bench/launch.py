@@ -35,7 +35,7 @@ date +%%s.%%N
 runuser -u muster -- sbatch --parsable %(folder)s/%(name)s.sh >/dev/null
 """
 WAIT = """
-for _ in $(seq 6000); do [ ! -s %s ] || { date +%%s.%%N; exit; }; sleep 0.02; done
+for _ in $(seq 1200); do [ ! -s %(file)s ] || { sleep 1; stat -c %%.9Y %(file)s; exit; }; sleep 0.1; done
 echo "the first step did not come within 120 s" >&2
 exit 1
 """
@@ -71,27 +71,28 @@ def slurm(folder: Path) -> tuple[float, float]:
             fleet.playbook(
                 "playbooks/job.yml", "-e", given, "-e", f"job=@{document(folder, name, f'{shared}/{name}')}", "-e", "verb=submit"
             )
-            [end] = on(fleet, WAIT % f"{shared}/{name}/train.jsonl")
+            [end] = on(fleet, WAIT % {"file": f"{shared}/{name}/train.jsonl"})
             [began, script] = on(fleet, f"stat -c '%.9Y %n' /fsx/muster/jobs/{name}-*/job.sbatch")
             ours.append(float(end) - float(began))
             [found] = on(fleet, f"grep -o 'PYTHONPATH=[^ ;]*' {script} | head -n 1")
             [venv] = on(fleet, f"grep -o '/[^ :\"]*/venv[^/ :\"]*' {script} | head -n 1")
             values = {"folder": shared, "name": f"bare-{number}", "path": found.partition("=")[2], "venv": venv, "train": TRAIN}
             on(fleet, "squeue --noheader | grep -q . && sleep 5 || true")
-            [began, end] = on(fleet, SUBMIT_BARE % values + WAIT % f"{shared}/bare-{number}/train.jsonl", BARE % values)
+            [began, end] = on(fleet, SUBMIT_BARE % values + WAIT % {"file": f"{shared}/bare-{number}/train.jsonl"}, BARE % values)
             bare.append(float(end) - float(began))
     # The first of each reads torch from the disk.
     return min(ours[1:]), min(bare[1:])
 
 
 def first_step(path: Path) -> float:
-    """When a file of the claim got its first line, in seconds since 1970."""
+    """When a file of the claim got its one line, in seconds since 1970."""
     until = time.time() + 120
     while not (path.exists() and path.stat().st_size):
         if time.time() > until:
             raise SystemExit(f"{path} has no step after 120 s")
-        time.sleep(0.02)
-    return time.time()
+        time.sleep(0.1)
+    time.sleep(1)
+    return path.stat().st_mtime
 
 
 def kubernetes(folder: Path) -> tuple[float, float]:
