@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import calendar
 import json
 import shutil
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ import pytest
 
 from ansible_collections.muster.fleet.plugins.module_utils.report.document import write_report
 
+BEGUN = calendar.timegm((2026, 11, 21, 10, 51, 30))
 SAMPLE = Path(__file__).parents[1] / "fixtures" / "run" / "local" / "20261121T105130Z"
 PROGRAM = chromium_pipe.find()
 
@@ -105,6 +107,24 @@ def failed(artifacts) -> Path:
     return folder / "report.html"
 
 
+@pytest.fixture(scope="module")
+def watched(artifacts) -> Path:
+    """A run with the metrics of another, tests/fixtures/run/watched, and more nodes than colours."""
+    folder = artifacts.folder("report-watched") / "local" / SAMPLE.name
+    shutil.copytree(SAMPLE, folder)
+    document = json.loads((SAMPLE.parents[1] / "watched" / "metrics.json").read_text())
+    points = [point for chart in document["charts"] for one in chart["series"] for point in one["points"]]
+    later = BEGUN - min(when for when, _value in points)
+    for point in points:
+        point[0] += later
+    [busy] = [chart for chart in document["charts"] if chart["title"] == "CPU in use"]
+    one = busy["series"][0]
+    busy["series"] += [{**one, "labels": {**one["labels"], "instance": f"cluster-queue-p5-dy-compute-{each}"}} for each in range(30)]
+    (folder / "metrics.json").write_text(json.dumps(document))
+    write_report(folder)
+    return folder / "report.html"
+
+
 def measured(browser: chromium_pipe.Chromium, page: Path, width: int, scheme: str = "light") -> dict:
     browser.open(page, width, scheme=scheme)
     browser.screenshot(page.with_name(f"report-{width}-{scheme}.png"))
@@ -133,6 +153,32 @@ def test_a_passed_run_reads_well(browser: chromium_pipe.Chromium, passed: Path, 
                 assert plot["box"][low] <= line["box"][low] <= line["box"][high] <= plot["box"][high]
     assert page["collisions"] == []
     assert page["letters"] > 10
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 760, 400])
+def test_a_watched_run_reads_well(browser: chromium_pipe.Chromium, watched: Path, width: int, scheme: str) -> None:
+    page = measured(browser, watched, width, scheme)
+    assert browser.errors() == []
+    assert page["sections"][3:5] == ["training", "during"]
+    assert page["scrollWidth"] <= page["clientWidth"] == width
+    assert page["wide"] == page["cut"] == page["collisions"] == []
+    assert page["letters"] > 10
+    plots = [plot for plot in page["plots"] if plot["title"].endswith(" against time")]
+    assert [plot["title"].removesuffix(" against time") for plot in plots] == [
+        *("CPU in use", "Memory in use", "Network received", "Network sent", "Loss", "Speed in tokens a second", "Goodput"),
+        *("Norm of the gradient", "Waiting for data", "Step", "Length of a checkpoint"),
+    ]
+    for plot in plots:
+        assert plot["named"] and 0 <= plot["box"]["left"] < plot["box"]["right"] <= width
+        assert plot["points"] == sum(line["steps"] for line in plot["lines"]) >= 3
+        for line in plot["lines"]:
+            for low, high in (("left", "right"), ("top", "bottom")):
+                assert plot["box"][low] <= line["box"][low] <= line["box"][high] <= plot["box"][high]
+    # One time is at one place in all plots of a column.
+    first, *others = [plot for plot in plots if plot["box"]["left"] == plots[0]["box"]["left"]]
+    for plot in others:
+        assert abs(plot["lines"][0]["box"]["right"] - first["lines"][0]["box"]["right"]) < 12
 
 
 @pytest.mark.parametrize("width", [1280, 400])

@@ -255,7 +255,7 @@ def test_every_query_of_every_panel_has_data(fleet: Fleet, busy: str) -> None:
 def test_every_rule_is_evaluated_on_data(fleet: Fleet, busy: str) -> None:
     assert fleet.sh("controller-1", f"{WATCH} rules") == f"all {len(alarms.ALARMS)} rules are evaluated"
     names = sorted({name for alarm in alarms.ALARMS for name in re.findall(r"\b([a-zA-Z]\w*_\w+|up)\b(?=[{\[ ]|$)", alarm.expression())})
-    names = [name for name in names if name not in ("max_over_time", "predict_linear")]
+    names = [name for name in names if name not in ("max_over_time", "min_over_time", "predict_linear")]
     results = fleet.queries([f"count({name})" for name in names])
     missing = {name for name, found in zip(names, results, strict=True) if not found}
     assert missing == {name for name in names if dashboards.absent(name)}
@@ -408,18 +408,21 @@ def test_second_converge_changes_nothing(fleet: Fleet) -> None:
     assert dict(re.findall(r"^(\S+) +: ok=\d+ +changed=(\d+)", done.stdout, re.MULTILINE)) == dict.fromkeys(("localhost", *NODES), "0")
 
 
-def test_the_report_draws_the_run(fleet: Fleet) -> None:
+def test_the_report_draws_the_dashboards_of_the_run(fleet: Fleet, busy: str) -> None:
+    others = {each["metric"]["job_id"] for each in fleet.query("muster_training_step")} - {busy}
+    assert others, "trainings that ended before the run"
     parts = [{"ansible.builtin.import_playbook": str(ROOT / "playbooks" / name)} for name in ("validate.yml", "parts/metrics.yml")]
     (fleet.folder / "watched.yml").write_text(json.dumps(parts))
     done = fleet.play(str(fleet.folder / "watched.yml"))
     assert done.returncode == 0, done.stdout[-3000:]
-    charts = json.loads((fleet.folder / "runs" / NAME / "latest/metrics.json").read_text())["charts"]
-    assert {chart["title"] for chart in charts if chart["series"]} >= {
-        "CPU that works",
-        "Memory in use",
-        "Network sent",
-        "Speed of trainings",
-    }
+    report = json.loads((fleet.folder / "runs" / NAME / "latest/report.json").read_text())
+    drawn = [(chart["board"], chart["title"]) for chart in report["metrics"] if chart["series"] or chart["empty"]]
+    boards = [board for board in dashboards.BOARDS if board.uid in ("muster-fleet", "muster-training")]
+    assert drawn == [(board.uid.removeprefix("muster-"), panel.title) for board in boards for panel in board.panels]
+    trained = {one["label"] for chart in report["metrics"] if chart["board"] == "training" for one in chart["series"]}
+    assert trained == {f"{busy} observed"}, "only trainings that made a step in the run"
+    working = {one["label"] for chart in report["metrics"] if chart["title"] == "CPU in use" for one in chart["series"]}
+    assert working == set(NODES)
 
 
 def test_a_receiver_that_there_is_not_changes_nothing(fleet: Fleet) -> None:

@@ -105,3 +105,20 @@ def test_slurm_tells_dcgm_exporter_which_job_has_a_gpu(tmp_path: Path) -> None:
     assert hook("prolog", 17, "1") == {"0": "7\n", "1": "7\n17\n"}
     assert hook("epilog", 7, "0,1") == {"0": "", "1": "17\n"}
     assert hook("prolog", 8, "") == hook("epilog", 8, "") == {"0": "", "1": "17\n"}, "a job without GPUs"
+
+
+def test_the_report_asks_for_the_dashboards_of_its_time() -> None:
+    asked = dashboards.run_charts("20261121T105130Z", "f", 1795258290 + 7200)
+    assert (asked["start"], asked["step"]) == (1795258290, 72)
+    boards = [board for board in dashboards.BOARDS if board.uid in ("muster-fleet", "muster-training")]
+    assert [chart["title"] for chart in asked["charts"]] == [panel.title for board in boards for panel in board.panels]
+    assert {chart["board"] for chart in asked["charts"]} == {"fleet", "training"}
+    for chart in asked["charts"]:
+        for query in chart["queries"]:
+            assert "$" not in query["expr"] and 'fleet="f"' in query["expr"]
+            # A window is longer than a step, so that no scrape is between two of them.
+            assert all(int(window) > 72 for window in re.findall(r"\[(\d+)s\]", query["expr"]))
+            assert ('and on (fleet, job_id, run) (muster_training_last_record_time_seconds{fleet="f"} >= 1795258290)' in query["expr"]) == (
+                chart["board"] == "training"
+            ), "only trainings that made a step in the run"
+    assert dashboards.run_charts("20261121T105130Z-2", "f", 1795258290 + 60)["step"] == 5

@@ -4,10 +4,13 @@
 
 from __future__ import annotations
 
+import calendar
 import html.parser
 import json
+import math
 import re
 import shutil
+import time
 from pathlib import Path
 
 import jsonschema
@@ -19,7 +22,7 @@ from ansible_collections.muster.fleet.plugins.module_utils.report import documen
 from ansible_collections.muster.fleet.plugins.module_utils.report.curves import collectives
 from ansible_collections.muster.fleet.plugins.module_utils.report.html import duration
 from ansible_collections.muster.fleet.plugins.module_utils.report.page import render_html
-from ansible_collections.muster.fleet.plugins.module_utils.report.plot import log2_ticks, log10_ticks, nice_ticks
+from ansible_collections.muster.fleet.plugins.module_utils.report.plot import Plot, Series, log2_ticks, log10_ticks, nice_ticks
 from ansible_collections.muster.fleet.plugins.modules import report as module
 
 ROOT = Path(__file__).parents[2]
@@ -465,18 +468,86 @@ def test_the_module_writes_once_and_check_mode_never(capsys: pytest.CaptureFixtu
     assert "has no run" in run_module(capsys, run_dir=str(folder.parent))["msg"]
 
 
-def test_the_time_of_the_run_is_drawn_from_prometheus(folder: Path) -> None:
-    busy = [[1795260000 + 15 * each, 50.0 + each] for each in range(20)]
-    series = [{"labels": {"instance": f"compute-{each}"}, "points": busy if each else [[1795260000, None]]} for each in range(12)]
-    charts = [{"title": "CPU that works", "unit": "%", "series": series}, {"title": "Speed", "unit": "tokens/s", "series": []}]
-    (folder / "metrics.json").write_text(json.dumps({"schema": "muster.metrics/1", "charts": charts}))
+def watched(title: str, unit: str, *series: dict, board: str = "fleet", kind: str = "timeseries", empty: bool = False) -> dict:
+    """A chart as muster-watch leaves it in metrics.json."""
+    return {"board": board, "title": title, "unit": unit, "kind": kind, "empty": empty, "series": list(series)}
+
+
+def line(points: list, legend: str = "{{instance}}", **labels: str) -> dict:
+    return {"labels": {"fleet": "f", "job": "node", **labels}, "legend": legend, "points": points}
+
+
+def during(folder: Path, *charts: dict) -> tuple[dict, str]:
+    """The report of a run, and its section "During the run"."""
+    (folder / "metrics.json").write_text(json.dumps({"schema": "muster.metrics/2", "charts": charts}))
     report = logic.build(folder)
     jsonschema.validate(report, SCHEMA)
-    [chart] = report["metrics"]
-    assert [one["label"] for one in chart["series"]] == [f"compute-{each}" for each in range(1, 12)], "a line without a number is none"
-    page = render_html(report)
-    assert "During the run" in page and "The highest 8 of 11." in page
-    assert "During the run" not in render_html({**report, "metrics": []})
+    found = re.search(r'<section id="during">(.*?)</section>', render_html(report), re.DOTALL)
+    return report, found[1] if found else ""
+
+
+BEGUN = calendar.timegm(time.strptime("20261121T105130", "%Y%m%dT%H%M%S"))
+
+
+def test_the_dashboards_of_the_run_are_drawn(folder: Path) -> None:
+    busy = [[BEGUN + 15 * each, 0.5 + each / 100] for each in range(20)]
+    nodes = [line(busy if each else [[BEGUN, None], [BEGUN + 15, math.nan]], instance=f"compute-{each}") for each in range(12)]
+    loss = line([[BEGUN + 120, 5.5], [BEGUN + 300, 1.25]], "{{job_id}} {{run}}", job_id="7", run="train")
+    report, section = during(
+        folder,
+        watched("Nodes that answer", "count", line([[BEGUN, 3], [BEGUN + 15, 12], [BEGUN + 30, 11]], ""), kind="stat"),
+        watched("CPU in use", "share", *nodes),
+        watched("Network sent", "Bps", line([[BEGUN + 60, 25e6]], instance="compute-1")),
+        watched("Firing alarms", "count", kind="table", empty=True),
+        watched("Loss", "count", loss, board="training"),
+        watched("Model FLOPs utilisation", "share", board="training"),
+    )
+    assert [one["label"] for one in report["metrics"][1]["series"]] == [f"compute-{each}" for each in range(1, 12)]
+    assert report["metrics"][1]["series"][0]["points"][0] == [BEGUN, 50.0], "in percent"
+    assert report["metrics"][2]["series"][0]["points"] == [[BEGUN + 60, 25.0]], "in MB/s"
+    assert re.findall("<h3>(.*?)</h3>", section) == ["Fleet", "Training"]
+    assert "<dt>Nodes that answer</dt><dd>11<small>at most 12</small></dd>" in section
+    assert "CPU in use: the highest 6 of 11" in section and "Firing alarms: none." in section and "7 train" in section
+    assert re.findall("Without data: (.*?)<", section) == ["Model FLOPs utilisation."]
+    axes = set(re.findall(r"minutes from (\S+) to (\S+)</desc>", section))
+    assert len(axes) == 1 and {low for low, _high in axes} == {"0"}, "all plots share the axis of time"
+    assert "so CPU and memory are those of their machine" in section
+
+
+def test_alarms_of_the_run_have_their_time(folder: Path) -> None:
+    fired = line([[BEGUN + 60, 1], [BEGUN + 150, 1]], "{{alertname}} {{instance}}", alertname="MusterNodeDown", instance="compute-2")
+    many = [line([[BEGUN + 90 + each, 1]], "{{alertname}}", alertname=f"Site{each}") for each in range(24)]
+    _report, section = during(folder, watched("Firing alarms", "count", *many, fired, kind="table", empty=True))
+    first = re.search(r"<tbody>\s*<tr>(.*?)</tr>", section)
+    assert first and re.findall(r">([^<]+)</td>", first[1]) == ["MusterNodeDown compute-2", "1.0", "2.5"]
+    assert section.count("<tr>") == 21 and "And 5 more." in section
+
+
+def test_a_run_of_many_hours_is_drawn_in_hours(folder: Path) -> None:
+    _report, section = during(folder, watched("CPU in use", "share", line([[BEGUN + 3600 * each, 0.5] for each in range(9)])))
+    assert "hours from 0 to 8</desc>" in section and "minutes" not in section
+
+
+def test_a_run_without_metrics_or_with_those_of_another_version_has_no_section(folder: Path) -> None:
+    assert "During the run" not in render_html(logic.build(folder))
+    assert during(folder, watched("Firing alarms", "count", kind="table", empty=True))[1] == "", "Prometheus knew nothing"
+    (folder / "metrics.json").write_text(json.dumps({"schema": "muster.metrics/1", "charts": [{"title": "CPU", "series": []}]}))
+    report = logic.build(folder)
+    assert report["metrics"] == []
+    assert "metrics.json is muster.metrics/1, of another version of Muster: its plots are left out." in report["notes"]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "texts"),
+    [
+        (0, 1.2, ["0.00", "0.25", "0.50", "0.75", "1.00", "1.25"]),
+        (0, 12, ["0.0", "2.5", "5.0", "7.5", "10.0", "12.5"]),
+        (0, 80, ["0", "20"]),
+    ],
+)
+def test_the_numbers_of_an_axis_are_at_their_lines(low: float, high: float, texts: list[str]) -> None:
+    drawn = Plot("t", [Series("s", [(0, low), (1, high)], 0, ["", ""])], "y", "x", from_zero=True).both("p", 520, 240)
+    assert re.findall(r'text-anchor="end">([\d.]+)<', drawn.partition("</svg>")[0])[: len(texts)] == texts
 
 
 def diagnosis(count: int, slow: tuple[str, ...] = (), hangs: tuple[str, ...] = ()) -> dict:

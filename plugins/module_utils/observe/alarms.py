@@ -158,10 +158,25 @@ ALARMS = (
         "MusterOutOfMemory",
         "node",
         "warning",
-        "increase(node_vmstat_oom_kill[10m]) > 0",
-        "The kernel of {{ $labels.instance }} killed a process for memory.",
-        "The kernel's log names the process. If it was slurmd or the trainer, drain the node and restart it.",
-        **counted("node_vmstat_oom_kill"),
+        # The counter counts jobs that hit their own limit, too, which is not the node's fault.
+        "increase(node_vmstat_oom_kill[10m]) > 0 and min_over_time(node_memory_MemAvailable_bytes[10m]) "
+        "/ node_memory_MemTotal_bytes < {value}",
+        "The kernel of {{ $labels.instance }} killed a process, and the node had hardly any memory left.",
+        "The kernel's log names the process. If it was slurmd or the trainer, drain the node and restart it. "
+        "A job that hits its own limit leaves the node its memory, and raises no alarm. A node whose memory was short for less than a "
+        "scrape's interval raises none here: the check out_of_memory of muster-health reads the kernel's log.",
+        {
+            series("node_vmstat_oom_kill"): "0+10x30",
+            series("node_memory_MemAvailable_bytes"): "50x9 2 50x20",
+            series("node_memory_MemTotal_bytes"): "100x30",
+        },
+        {
+            series("node_vmstat_oom_kill"): "0+10x30",
+            series("node_memory_MemAvailable_bytes"): "50x30",
+            series("node_memory_MemTotal_bytes"): "100x30",
+        },
+        value=0.05,
+        at=15,
     ),
     Alarm(
         "MusterClockOff",

@@ -1,7 +1,7 @@
 # Copyright: the Muster developers
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The dashboards: rows of panels with their queries. `grafana` gives Grafana's JSON; the report of a run draws `DURING_THE_RUN`.
+"""The dashboards: rows of panels with their queries. `grafana` gives Grafana's JSON; the report of a run draws `REPORTED`.
 
 Queries contain the variables $fleet and $instance, which `plain` replaces, and $__rate_interval.
 """
@@ -73,9 +73,9 @@ BOARDS = (
             stat("Nodes that answer", "count", 'sum(up{job="node",%s})' % OF),
             stat("Endpoints that do not answer", "count", "count(up{%s} == 0) or vector(0)" % OF),
             stat("Alarms", "count", 'count(ALERTS{alertstate="firing",%s}) or vector(0)' % OF),
-            stat("Jobs that run", "count", 'sum(muster_slurm_jobs{state="running",%s}) or vector(0)' % OF),
+            stat("Jobs in progress", "count", 'sum(muster_slurm_jobs{state="running",%s}) or vector(0)' % OF),
             panel(
-                "CPU that works",
+                "CPU in use",
                 "share",
                 ('1 - avg by (instance) (rate(node_cpu_seconds_total{mode="idle",%s}[%s]))' % (OF, RATE), "{{instance}}"),
             ),
@@ -140,8 +140,8 @@ BOARDS = (
             stat("Power", "watt", "sum(DCGM_FI_DEV_POWER_USAGE{%s})" % ON),
             stat("XIDs", "count", "count(DCGM_FI_DEV_XID_ERRORS{%s} > 0) or vector(0)" % ON),
             stat("Hottest", "celsius", "max(DCGM_FI_DEV_GPU_TEMP{%s})" % ON),
-            panel("Tensor cores that work", "share", ("DCGM_FI_PROF_PIPE_TENSOR_ACTIVE{%s}" % ON, "{{instance}} {{gpu}}")),
-            panel("SMs that work", "share", ("DCGM_FI_PROF_SM_ACTIVE{%s}" % ON, "{{instance}} {{gpu}}")),
+            panel("Tensor cores in use", "share", ("DCGM_FI_PROF_PIPE_TENSOR_ACTIVE{%s}" % ON, "{{instance}} {{gpu}}")),
+            panel("SMs in use", "share", ("DCGM_FI_PROF_SM_ACTIVE{%s}" % ON, "{{instance}} {{gpu}}")),
             panel("Temperature", "celsius", ("DCGM_FI_DEV_GPU_TEMP{%s}" % ON, "{{instance}} {{gpu}}")),
             panel("Power", "watt", ("DCGM_FI_DEV_POWER_USAGE{%s}" % ON, "{{instance}} {{gpu}}")),
             panel("Memory in use", "bytes", ("DCGM_FI_DEV_FB_USED{%s} * 1048576" % ON, "{{instance}} {{gpu}}")),
@@ -282,13 +282,8 @@ BOARDS = (
         ),
     ),
 )
-# (title, unit, expression) of what the report of a run draws.
-DURING_THE_RUN = (
-    ("CPU that works", "%", '100 * (1 - avg by (instance) (rate(node_cpu_seconds_total{mode="idle",%s}[1m])))' % OF),
-    ("Memory in use", "%", "100 * (1 - node_memory_MemAvailable_bytes{%s} / node_memory_MemTotal_bytes{%s})" % (OF, OF)),
-    ("Network sent", "MB/s", 'sum by (instance) (rate(node_network_transmit_bytes_total{device!="lo",%s}[1m])) / 1e6' % OF),
-    ("Speed of trainings", "tokens/s", "sum by (job_id) (muster_training_tokens_per_second{%s})" % OF),
-)
+# The dashboards that the report of a run draws, and of which it asks only for trainings that wrote a step in the run.
+REPORTED, OF_TRAININGS = ("muster-fleet", "muster-training"), "muster-training"
 
 
 def queries():
@@ -306,9 +301,26 @@ def absent(expression):
     return next((what for start, what in ABSENT.items() if start in expression), "")
 
 
-def charts(fleet):
-    """[{title, unit, expr}] of what the report of a run draws."""
-    return [{"title": title, "unit": unit, "expr": plain(expression, fleet)} for title, unit, expression in DURING_THE_RUN]
+def charts(fleet, begun, step):
+    """[{board, title, unit, kind, empty, queries: [{expr, legend}]}] of the dashboards that the report of a run draws.
+
+    begun: when the run began, in seconds since 1970; step: seconds between two values.
+    """
+    out = []
+    for board in (each for each in BOARDS if each.uid in REPORTED):
+        wanted = "%s"
+        if board.uid == OF_TRAININGS:
+            seen = "muster_training_last_record_time_seconds{%s} >= %d" % (OF, begun)
+            wanted = "(%s) and on (fleet, job_id, run) (" + seen + ")"
+        for each in board.panels:
+            # A rate needs two scrapes, and no scrape may be between two of its windows.
+            asked = [
+                {"expr": plain(wanted % expression, fleet, "%ds" % max(60, step + 15)), "legend": legend}
+                for expression, legend in each.queries
+            ]
+            kept = {key: getattr(each, key) for key in ("title", "unit", "kind", "empty")}
+            out.append({"board": board.title.partition(": ")[2], **kept, "queries": asked})
+    return out
 
 
 def grafana(board):
@@ -375,5 +387,6 @@ def _variables(board):
 def run_charts(name, fleet, now):
     """What to ask for the report of the run whose folder has this name: {start, end, step, charts}."""
     begun = datetime.datetime.strptime(name[:16], "%Y%m%dT%H%M%SZ").replace(tzinfo=datetime.timezone.utc).timestamp()
-    # A run that is younger than a minute has no rates yet.
-    return {"start": begun, "end": now, "step": max(5, int((now - begun) / 300)), "charts": charts(fleet)}
+    # A drawing of 520 pixels shows a hundred values. A run that is younger than a minute has no rates yet.
+    step = max(5, int((now - begun) / 100))
+    return {"start": begun, "end": now, "step": step, "charts": charts(fleet, begun, step)}

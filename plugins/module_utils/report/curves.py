@@ -19,8 +19,6 @@ from ansible_collections.muster.fleet.plugins.module_utils.report.plot import es
 
 # A plot of 500 points looks like one of thousands, and the page stays small.
 MOST_POINTS = 500
-# A reader cannot tell two lines of one colour apart.
-MOST_SERIES = 8
 
 
 def collectives(entries: list[dict[str, Any]]) -> str:
@@ -159,25 +157,3 @@ def _curve(steps: list[dict[str, Any]], key: str, unit: str, style: str) -> Seri
     digits: Callable[[float], str] = (lambda value: "%.4f" % value) if key == "loss" else short
     notes = ["step %d: %s %s" % (step["step"], digits(step[key]), unit) for step in thin]
     return Series(unit, [(step["step"], step[key]) for step in thin], 0, notes, style)
-
-
-def during(charts: list[dict[str, Any]]) -> str:
-    """Return the section with what Prometheus knew of the time of the run."""
-    if not charts:
-        return ""
-    first = min(point[0] for chart in charts for one in chart["series"] for point in one["points"])
-    figures = []
-    for number, chart in enumerate(charts):
-        shown = sorted(chart["series"], key=lambda one: -max(value for _when, value in one["points"]))[:MOST_SERIES]
-        series = []
-        for colour, one in enumerate(sorted(shown, key=lambda one: one["label"])):
-            points = one["points"][:: max(1, math.ceil(len(one["points"]) / MOST_POINTS))]
-            notes = ["%s: %s %s" % (one["label"], short(value), chart["unit"]) for _when, value in points]
-            series.append(Series(one["label"], [((when - first) / 60, value) for when, value in points], colour, notes))
-        plot = Plot("%s against time" % chart["title"], series, chart["unit"], "minutes", from_zero=True)
-        legend = "".join("<li>%s%s</li>" % (swatch(one.colour), text(one.label or chart["title"])) for one in series)
-        more = len(chart["series"]) - len(shown)
-        caption = "%s.%s" % (chart["title"], " The highest %d of %d." % (len(shown), len(chart["series"])) if more else "")
-        drawn = plot.both("during%d" % number, 520, 290)
-        figures.append('<figure><ul class="legend">%s</ul>%s<figcaption>%s</figcaption></figure>' % (legend, drawn, text(caption)))
-    return section("During the run", '<div class="pair">%s</div>' % "".join(figures), "during")

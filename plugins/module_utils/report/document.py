@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import statistics
 from pathlib import Path
 from typing import Any, Iterable, Optional
@@ -31,6 +32,17 @@ SCHEMA = "muster.report/1"
 DIAGNOSIS: dict[str, Any] = {
     **{key: [] for key in ("bad", "links", "undecided", "untested", "proven", "rehearsed", "pairs", "between")},
     **{"left_alone": {}, "usual": {"near": None, "far": None}, "tests": 0, "rounds": 0, "size": "", "stopped": ""},
+}
+METRICS = "muster.metrics/2"
+# How the report writes the units of a dashboard: (unit, factor).
+SHOWN_UNITS = {
+    "share": ("%", 100),
+    "bytes": ("GiB", 2.0**-30),
+    "Bps": ("MB/s", 1e-6),
+    "ops": ("1/s", 1),
+    "count": ("", 1),
+    "celsius": ("°C", 1),
+    "watt": ("W", 1),
 }
 STEP_KEYS = ("step", "loss", "samples_per_s", "tokens_per_s", "lr", "grad_norm")
 
@@ -269,18 +281,29 @@ def _diagnoses(folder: Path, notes: list[str]) -> list[dict[str, Any]]:
 
 
 def _metrics(folder: Path, notes: list[str]) -> list[dict[str, Any]]:
-    """Return what Prometheus knew of the time of the run: {title, unit, series: [{label, points: [[seconds since 1970, value]]}]}."""
-    charts = []
-    for chart in _document(folder, "metrics.json", notes).get("charts") or []:
+    """Return what Prometheus knew of the time of the run.
+
+    [{board, title, unit, kind (timeseries, stat or table), empty, series: [{label, points: [[seconds since 1970, value]]}]}]
+    """
+    document, charts = _document(folder, "metrics.json", notes), []
+    if document and document.get("schema") != METRICS:
+        notes.append("metrics.json is %s, of another version of Muster: its plots are left out." % document.get("schema"))
+        return []
+    for chart in document.get("charts") or []:
+        unit, factor = SHOWN_UNITS.get(chart["unit"], (chart["unit"], 1))
         series = []
         for one in chart["series"]:
-            label = " ".join(str(value) for _key, value in sorted(one["labels"].items()))
-            points = [point for point in one["points"] if point[1] is not None]
+            # Prometheus' text of what is no number is no JSON.
+            points = [[when, value * factor] for when, value in one["points"] if value is not None and math.isfinite(value)]
             if points:
-                series.append({"label": label, "points": points})
-        if series:
-            charts.append({"title": chart["title"], "unit": chart["unit"], "series": series})
+                series.append({"label": _label(one), "points": points})
+        charts.append({**{key: chart[key] for key in ("board", "title", "kind", "empty")}, "unit": unit, "series": series})
     return charts
+
+
+def _label(one: dict[str, Any]) -> str:
+    """Return the legend of a series, such as "{{job_id}} {{run}}", with the values of its labels."""
+    return re.sub(r"{{(\w+)}}", lambda found: str(one["labels"].get(found[1], "")), one["legend"]).strip()
 
 
 def _timings(events: Iterable[dict[str, Any]], keys: Iterable[str]) -> list[dict[str, Any]]:

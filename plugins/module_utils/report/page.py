@@ -10,12 +10,13 @@ from typing import Any, Iterable
 
 from ansible_collections.muster.fleet.plugins.module_utils.health.nccl_results import human_size
 from ansible_collections.muster.fleet.plugins.module_utils.node.check import has_failed
-from ansible_collections.muster.fleet.plugins.module_utils.report.curves import collectives, during, training
+from ansible_collections.muster.fleet.plugins.module_utils.report.curves import collectives, training
 from ansible_collections.muster.fleet.plugins.module_utils.report.heat import diagnoses
 from ansible_collections.muster.fleet.plugins.module_utils.report.html import duration, moment, section, short, table, tag
 from ansible_collections.muster.fleet.plugins.module_utils.report.plot import escaped as text
 from ansible_collections.muster.fleet.plugins.module_utils.report.run_record import named_hosts
 from ansible_collections.muster.fleet.plugins.module_utils.report.style import STYLE
+from ansible_collections.muster.fleet.plugins.module_utils.report.watched import during
 
 LEVELS = {"image": "On the image", "node": "On each node", "fleet": "Across the fleet"}
 VERDICTS = {"passed": "Passed", "failed": "Failed", "unfinished": "Not finished"}
@@ -33,7 +34,7 @@ def render_html(report: dict[str, Any]) -> str:
         collectives(report["collectives"]),
         diagnoses(report["diagnoses"]),
         training(report["training"]),
-        during(report["metrics"]),
+        during(report),
         _timings(report["timings"]),
         _jobs(report["jobs"]),
         _versions(report["fleet"]),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import html
 import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Optional
 
 from ansible_collections.muster.fleet.plugins.module_utils.health.nccl_results import human_size
 
@@ -48,6 +48,7 @@ class Plot:
     """MARKS are (x, text) drawn as vertical lines, TICKS are x drawn on the axis.
 
     LOG2 puts x on a scale of powers of two, LOG10 y on one of powers of ten, which a y of 0 is not on.
+    X_SPAN is the axis of several plots; without it the axis reaches from the lowest to the highest x.
     """
 
     title: str
@@ -59,6 +60,7 @@ class Plot:
     from_zero: bool = False
     marks: list[tuple[float, str]] = field(default_factory=list)
     ticks: list[float] = field(default_factory=list)
+    x_span: Optional[tuple[float, float]] = None
 
     def both(self, name: str, width: int, height: int) -> str:
         """Return the drawings for a wide (WIDTH x HEIGHT) and a narrow screen; NAME makes their ids unique."""
@@ -69,11 +71,12 @@ class Plot:
         xs, ys = [x for x, _y in points], [y for _x, y in points]
         y_ticks = log10_ticks(min(ys), max(ys)) if self.log10 else nice_ticks(0 if self.from_zero else min(ys), max(ys), 5)
         y_low, y_high = min(y_ticks[0], *ys), max(y_ticks[-1], *ys)
-        digits = 0 if self.log10 else max(0, -math.floor(math.log10(y_ticks[1] - y_ticks[0]) + 1e-9))
+        # As many as the distance of two ticks needs: 2.5 has one.
+        digits = len(("%.10f" % (y_ticks[1] - y_ticks[0])).rstrip("0").partition(".")[2])
         y_texts = ["%g" % tick if self.log10 else "%.*f" % (digits, tick) for tick in y_ticks]
         # A digit is 7 units wide at the page's letters of 12 pixels.
         left, right, top, bottom = 16 + 7 * max(len(text) for text in y_texts), width - 14, 24, height - 40
-        x_low, x_high = min(xs), max(xs)
+        x_low, x_high = self.x_span or (min(xs), max(xs))
         most = 9 if kind == "wide" else 5
         if self.log2:
             x_ticks = log2_ticks(x_low, x_high, most)

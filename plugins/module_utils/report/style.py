@@ -34,6 +34,7 @@ p { margin: 6px 0; }
 .whole { display: inline-block; white-space: pre; }
 code { font: 13px/1.5 ui-monospace, "DejaVu Sans Mono", Menlo, Consolas, monospace; overflow-wrap: anywhere; }
 dl.figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); gap: 12px; margin: 20px 0 0; }
+section dl.figures { margin: 6px 0 14px; }
 dl.figures div { padding: 12px 14px; background: var(--card); border: 1px solid var(--rule); border-radius: 10px; }
 dl.figures dt { color: var(--soft); font-size: 13px; }
 dl.figures dd { margin: 2px 0 0; font-size: 21px; font-weight: 600; line-height: 1.3; }

@@ -62,14 +62,19 @@ def rules(found):
 
 
 def ranges(asked):
-    """[{title, unit, series: [{labels, points}]}] of what the report draws. asked: {start, end, step, charts: [{title, unit, expr}]}."""
+    """What the report draws: the charts, each with series: [{labels, legend, points}] instead of its queries.
+
+    asked: {start, end, step, charts: [{..., queries: [{expr, legend}]}]}.
+    """
     out = []
     for chart in asked["charts"]:
-        found = ask("query_range", query=chart["expr"], start=asked["start"], end=asked["end"], step=asked["step"])
-        series = [
-            {"labels": each["metric"], "points": [[when, float(value)] for when, value in each["values"]]} for each in found["result"]
-        ]
-        out.append({"title": chart["title"], "unit": chart["unit"], "series": series})
+        series = []
+        for query in chart.pop("queries"):
+            found = ask("query_range", query=query["expr"], start=asked["start"], end=asked["end"], step=asked["step"])
+            for each in found["result"]:
+                points = [[when, float(value)] for when, value in each["values"]]
+                series.append({"labels": each["metric"], "legend": query["legend"], "points": points})
+        out.append({**chart, "series": series})
     return out
 
 
