@@ -23,7 +23,6 @@ from typing import Any
 import pytest
 import yaml
 from kernel_settings import kernel_settings
-from kubernetes_rehearsal import RehearsedNode
 
 from ansible_collections.muster.fleet.plugins.module_utils.paths import cache_dir, state_dir
 from localkube.cluster import Cluster
@@ -36,12 +35,6 @@ pytestmark = pytest.mark.engine
 ROOT = Path(__file__).parents[2]
 NAME, OTHER = "kube-proof", "kube-other"
 TRAINING = {"steps": 40, "checkpoint_freq": 5, "tokens": 200000}
-TYPE = "p5.48xlarge"
-SETTINGS = {"disks": ["/run"], "allow_not_run": ["drift"]}
-# The nodes have neither NCCL's plugin nor the module gdrdrv, which only the diagnostics look for.
-WITHOUT_PLUGIN = {"check": "efa_plugin", "owner": "proof", "until": "2099-12-31"}
-TAINT = "gpu-healthcheck.aws-samples.io/unhealthy"
-GPUS = "/status/capacity/nvidia.com~1gpu"
 # torchrun ends with 1 whatever its ranks end with.
 RANK_FAILS = ["bash", "-c", '[ "$RANK" != 1 ] || exit 7; sleep 20']
 SECRET = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "hub"}}
@@ -534,150 +527,6 @@ def test_the_committed_manifests_are_taken_by_the_api(site: Site) -> None:
         text = subprocess.run(["bash", "-ec", script], capture_output=True, text=True, check=True).stdout
         said = kubectl("apply", "--dry-run=server", "-f", "-", input=text)
         assert "created (server dry run)" in said, manifest
-
-
-class Health:
-    """The nodes of the cluster with muster-health, and what Kubernetes knows of them."""
-
-    def __init__(self) -> None:
-        self.nodes = {f"node{number}": RehearsedNode(Cluster(NAME), number) for number in (1, 2)}
-
-    @staticmethod
-    def manifest(name: str) -> str:
-        """A committed manifest for this cluster, with the values put in by the real envsubst."""
-        values = {"IMAGE_URI": trainer_image(), "INSTANCE_TYPE": TYPE, "NUM_NODES": "1", "GPU_PER_NODE": "8"}
-        argv, text = ["envsubst"], (ROOT / "kubernetes/health" / name).read_text()
-        return subprocess.run(argv, input=text, env={**os.environ, **values}, capture_output=True, text=True, check=True).stdout
-
-    def apply(self, name: str) -> None:
-        """The agents look every three seconds instead of minutes."""
-        kubectl("apply", "-f", "-", input=self.manifest(name).replace("--interval=300", "--interval=3"))
-
-    @staticmethod
-    def taints(node: str) -> list[str]:
-        """The values of the reference's taint."""
-        found = json.loads(kubectl("get", "node", node, "--output", "json"))["spec"].get("taints") or []
-        return [f"{each['value']}:{each['effect']}" for each in found if each["key"] == TAINT]
-
-    @staticmethod
-    def condition(node: str, kind: str = "MusterHealthy") -> tuple[str, str, str]:
-        """(status, reason, message) of a node condition."""
-        found = json.loads(kubectl("get", "node", node, "--output", "json"))["status"]["conditions"]
-        each = next((each for each in found if each["type"] == kind), {})
-        return each.get("status", ""), each.get("reason", ""), each.get("message", "")
-
-    def until(self, node: str, status: str, reason: str, kind: str = "MusterHealthy") -> str:
-        """The message of the condition, once it is as wanted."""
-        try:
-            until(lambda: self.condition(node, kind)[:2] == (status, reason), 60, f"{kind} of {node} {status} {reason}")
-        except AssertionError as error:
-            logs = localkube("kubectl", NAME, "--namespace=muster-health", "logs", "--selector=app=muster-node-health", "--prefix").stdout
-            raise AssertionError(f"{error}; it is {self.condition(node, kind)}\n{logs}") from None
-        return self.condition(node, kind)[2]
-
-
-def start_pod(name: str, gpus: int = 0, node: str = "") -> None:
-    """A pod that sleeps, with so many GPUs, on any node or on that one alone."""
-    limits = {"limits": {"nvidia.com/gpu": str(gpus)}} if gpus else {}
-    box = {"name": "box", "image": trainer_image(), "command": ["sleep", "600"], "resources": limits}
-    spec: dict[str, Any] = {"terminationGracePeriodSeconds": 0, "containers": [box]}
-    if node:
-        spec["nodeSelector"] = {"kubernetes.io/hostname": node}
-    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
-    kubectl("create", "-f", "-", input=json.dumps(pod))
-
-
-def where(name: str) -> tuple[str, str]:
-    """(node, phase) of a pod."""
-    pod = json.loads(kubectl("get", "pod", name, "--output", "json"))
-    return pod["spec"].get("nodeName", ""), pod["status"]["phase"]
-
-
-@pytest.fixture(scope="module")
-def health(site: Site) -> Iterator[Health]:
-    """The DaemonSet on two nodes. No role has made them, so they have no manifest that drift could be compared with."""
-    made = Health()
-    for node in made.nodes.values():
-        node.install_health()
-        node.health_settings(**SETTINGS)
-    made.apply("node-health.yaml")
-    yield made
-    for name in ("node-health-full.yaml", "node-health.yaml"):
-        localkube("kubectl", NAME, "delete", "--ignore-not-found", "--wait=false", "-f", "-", input=made.manifest(name))
-    for node in made.nodes:
-        localkube("kubectl", NAME, "taint", "node", node, f"{TAINT}-")
-        localkube("kubectl", NAME, "label", "node", node, "node.kubernetes.io/instance-type-")
-        patch = json.dumps([{"op": "remove", "path": GPUS}])
-        localkube("kubectl", NAME, "patch", "node", node, "--subresource=status", "--type=json", f"--patch={patch}")
-
-
-def test_the_daemonset_taints_a_node_until_its_fault_is_gone(health: Health) -> None:
-    for node in health.nodes:
-        assert health.until(node, "True", "ChecksPassed").endswith("checks passed.")
-    for node in health.nodes.values():
-        node.rehearse(TYPE)
-        node.health_settings(**SETTINGS, instance_type=TYPE, off=[WITHOUT_PLUGIN])
-    for name in health.nodes:
-        health.until(name, "Unknown", "Rehearsal")  # stand-ins cannot pass
-        assert health.taints(name) == []
-    health.nodes["node2"].faults({"fault": "gpu_lost", "index": 3})
-    said = health.until("node2", "False", "GpuCount")
-    assert "gpu_count: " in said and "7 of 8" in said
-    until(lambda: health.taints("node2") == ["muster.gpu_count:NoSchedule"], 30, "the taint")
-    # No pod comes to the node, and one that has no other place waits.
-    start_pod("stays-away", node="node2")
-    start_pod("goes-on")
-    until(lambda: where("goes-on") == ("node1", "Running"), 30, "a pod on the other node")
-    assert where("stays-away") == ("", "Pending")
-    # The budget is one node of two.
-    health.nodes["node1"].faults({"fault": "efa_missing", "index": 5})
-    health.until("node1", "False", "EfaCount")
-    agents = ("--namespace=muster-health", "logs", "--selector=app=muster-node-health", "--tail=-1")
-    until(lambda: "Node node1 is not tainted for efa_count, because the budget" in kubectl(*agents), 30, "the budget")
-    assert health.taints("node1") == []
-    for name, node in health.nodes.items():
-        node.faults()
-        health.until(name, "Unknown", "Rehearsal")
-    until(lambda: health.taints("node2") == [], 30, "the end of the taint")
-    until(lambda: where("stays-away") == ("node2", "Running"), 30, "the pod that waited")
-    kubectl("delete", "pod", "stays-away", "goes-on")
-
-
-def test_a_full_look_takes_an_idle_node_alone(health: Health) -> None:
-    """The CronJob, started by hand. The nodes advertise GPUs by their status, because no device plugin runs."""
-    patch = json.dumps([{"op": "add", "path": GPUS, "value": "8"}])
-    for node in health.nodes:
-        kubectl("label", "node", node, f"node.kubernetes.io/instance-type={TYPE}", "--overwrite")
-        kubectl("patch", "node", node, "--subresource=status", "--type=json", f"--patch={patch}")
-        start_pod(f"busy-{node}", gpus=1, node=node)
-    for node in health.nodes:
-        until(lambda pod=f"busy-{node}": where(pod)[1] == "Running", 60, "the workload of a node")
-    health.apply("node-health-full.yaml")
-    own = "--namespace=muster-health"
-
-    def pods(job: str) -> list[dict[str, Any]]:
-        return json.loads(kubectl(own, "get", "pods", f"--selector=job-name={job}", "--output", "json"))["items"]
-
-    def says(job: str) -> str:
-        """What the one pod of a job says, which must have run on the idle node."""
-        kubectl(own, "wait", "--for=condition=complete", f"job/{job}", "--timeout=120s")
-        assert [(pod["spec"]["nodeName"], pod["status"]["phase"]) for pod in pods(job)] == [("node2", "Succeeded")]
-        return kubectl(own, "logs", f"job/{job}")
-
-    kubectl(own, "create", "job", "by-hand", "--from=cronjob/node-health-full")
-    waits = "0/2 nodes are available: 2 Insufficient nvidia.com/gpu"
-    until(lambda: any(waits in str(pod["status"].get("conditions")) for pod in pods("by-hand")), 30, "a pod that waits for an idle node")
-    kubectl("delete", "pod", "busy-node2")
-    assert says("by-hand") == "Node node2 is tainted for gdrcopy.\n"
-    status, reason, said = health.condition("node2", "MusterHealthyFull")
-    assert (status, reason) == ("False", "Gdrcopy") and said.startswith("gdrcopy: the module gdrdrv is not loaded")
-    assert health.condition("node1", "MusterHealthyFull") == ("", "", "")
-    # The periodic looks go on, and only a later full look may end the taint.
-    health.until("node2", "Unknown", "Rehearsal")
-    kubectl(own, "create", "job", "again", "--from=cronjob/node-health-full")
-    assert says("again") == "Node node2 had a full look less than 518400 s ago.\n"
-    assert health.taints("node2") == ["muster-full.gdrcopy:NoSchedule"]
-    kubectl("delete", "pod", "busy-node1")
 
 
 def test_two_clusters_run_side_by_side_and_a_kill_leaves_nothing(site: Site) -> None:
