@@ -59,7 +59,10 @@ class Fleet:
         return Run(wall, cpu, done.stdout)
 
     def playbook(self, path: str, *extra: str) -> Run:
-        return self.measure([".venv/bin/ansible-playbook", path, "-i", str(self.inventory), "-e", f"muster_fleet={self.name}", *extra])
+        return self.measure(self.argv(path, *extra))
+
+    def argv(self, path: str, *extra: str) -> list[str]:
+        return [".venv/bin/ansible-playbook", path, "-i", str(self.inventory), "-e", f"muster_fleet={self.name}", *extra]
 
     def stack(self, *phases: str) -> Run:
         """Run these phases of the two components that bare.sh installs too; torch would only measure the package index."""

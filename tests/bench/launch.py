@@ -5,13 +5,20 @@
 Slurm: beside `sbatch` of a script of five lines. Kubernetes: beside `kubectl create` of the manifest that job.yml renders. The time begins
 when script or manifest is written, for its service gets it in the next moment, and ends when train.jsonl has its first line. The fewest
 seconds count: a rank that does not find the other's name tries again some seconds later, whoever submitted the job.
+
+A fleet's controller is another machine than its nodes. Here both share two cores, so the playbook is stopped from the moment in which the
+service has the job until the first step.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
 import subprocess
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from localkube.cluster import Cluster
@@ -21,6 +28,7 @@ from .table import Row, row
 
 ROUNDS = 4
 NAME = "benchlaunch"
+KUBECTL = [".venv/bin/python", "-m", "localkube", "kubectl", NAME]
 # A step, without data to read or a checkpoint to write.
 TRAIN = "python -m trainer train --model tiny --dataset synthetic --train_batch_size 2 --max_steps 1 --backend gloo --checkpoint_freq 9"
 BARE = """\
@@ -56,6 +64,20 @@ def on(fleet: Fleet, script: str, text: str = "") -> list[str]:
     return done.stdout.split()
 
 
+@contextlib.contextmanager
+def playbook(fleet: Fleet, argv: list[str]) -> Iterator[Callable[[], None]]:
+    """A playbook that runs meanwhile. What it gives stops the playbook, which goes on to its end afterwards."""
+    null = subprocess.DEVNULL
+    process = subprocess.Popen(argv, cwd=ROOT, env=fleet.env, start_new_session=True, stdin=null, stdout=null, stderr=null)
+    try:
+        yield lambda: os.killpg(process.pid, signal.SIGSTOP)
+    finally:
+        os.killpg(process.pid, signal.SIGCONT)
+        process.wait()
+    if process.returncode != 0:
+        raise SystemExit(f"{' '.join(argv)} ended with {process.returncode}")
+
+
 def slurm(folder: Path) -> tuple[float, float]:
     """The fewest seconds of Muster's job and of bare sbatch."""
     ours, bare, shared = [], [], "/fsx/muster/bench"
@@ -68,10 +90,12 @@ def slurm(folder: Path) -> tuple[float, float]:
         on(fleet, f"install -d -o muster {shared}")
         for number in range(ROUNDS + 1):
             name = f"ours-{number}"
-            fleet.playbook(
-                "playbooks/job.yml", "-e", given, "-e", f"job=@{document(folder, name, f'{shared}/{name}')}", "-e", "verb=submit"
-            )
-            [end] = on(fleet, WAIT % {"file": f"{shared}/{name}/train.jsonl"})
+            asked = ["-e", given, "-e", f"job=@{document(folder, name, f'{shared}/{name}')}", "-e", "verb=submit"]
+            queued = f"until squeue --noheader --name={name} | grep -q . || [ -s {shared}/{name}/train.jsonl ]; do sleep 0.1; done"
+            with playbook(fleet, fleet.argv("playbooks/job.yml", *asked)) as stop:
+                on(fleet, queued)
+                stop()
+                [end] = on(fleet, WAIT % {"file": f"{shared}/{name}/train.jsonl"})
             [began, script] = on(fleet, f"stat -c '%.9Y %n' /fsx/muster/jobs/{name}-*/job.sbatch")
             ours.append(float(end) - float(began))
             [found] = on(fleet, f"grep -o 'PYTHONPATH=[^ ;]*' {script} | head -n 1")
@@ -95,6 +119,26 @@ def first_step(path: Path) -> float:
     return path.stat().st_mtime
 
 
+def manifests(cluster: Cluster, name: str) -> list[Path]:
+    """The stored manifests of a job."""
+    return list((cluster.folder.parent / "jobs").glob(f"{name}-*/manifest.json"))
+
+
+def submitted(cluster: Cluster, name: str) -> None:
+    """Wait until the API has the job."""
+    until = time.time() + 120
+    while not (found := manifests(cluster, name)):
+        if time.time() > until:
+            raise SystemExit(f"job {name} has no manifest after 120 s")
+        time.sleep(0.1)
+    subprocess.run(
+        [*KUBECTL, "wait", "--for=create", f"pytorchjob/{found[0].parent.name}", "--timeout=60s"],
+        cwd=ROOT,
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
+
+
 def kubernetes(folder: Path) -> tuple[float, float]:
     """The fewest seconds of Muster's job and of kubectl with the same manifest."""
     ours, bare = [], []
@@ -109,15 +153,16 @@ def kubernetes(folder: Path) -> tuple[float, float]:
         for number in range(ROUNDS + 1):
             name = f"ours-{number}"
             asked = ["-e", f"job=@{document(folder, name, f'/checkpoints/{name}')}"]
-            fleet.measure([*argv, "playbooks/job.yml", *asked, "-e", "verb=submit"])
-            end = first_step(claim / name / "train.jsonl")
-            [stored] = (cluster.folder.parent / "jobs").glob(f"{name}-*/manifest.json")
-            ours.append(end - stored.stat().st_mtime)
+            with playbook(fleet, [*argv, "playbooks/job.yml", *asked, "-e", "verb=submit"]) as stop:
+                submitted(cluster, name)
+                stop()
+                step = first_step(claim / name / "train.jsonl")
+            [stored] = manifests(cluster, name)
+            ours.append(step - stored.stat().st_mtime)
             text = json.dumps(json.loads(stored.read_text())).replace(name, f"bare-{number}")
             time.sleep(5)
             began = time.time()
-            kubectl = [".venv/bin/python", "-m", "localkube", "kubectl", NAME, "create", "-f", "-"]
-            subprocess.run(kubectl, cwd=ROOT, input=text, capture_output=True, text=True, check=True)
+            subprocess.run([*KUBECTL, "create", "-f", "-"], cwd=ROOT, input=text, capture_output=True, text=True, check=True)
             bare.append(first_step(claim / f"bare-{number}" / "train.jsonl") - began)
             time.sleep(5)
     finally:
