@@ -20,7 +20,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from . import adding, bake, converge, exporters, hosts, launch, peers, render, stack, table, targets, trainer, watched
+from . import adding, bake, converge, exporters, health, hosts, launch, peers, render, stack, table, targets, trainer, watched
 from .fleets import ROOT
 
 PAGE = ROOT / "docs/performance.md"
@@ -50,6 +50,7 @@ PARTS: dict[str, Callable[[Path], list[table.Row]]] = {
     "exporters": exporters.rows,
     "targets": targets.rows,
     "watched": watched.rows,
+    "health": health.rows,
     "launch": launch.rows,
     "inventory": inventory,
     "stack": stack.rows,
@@ -57,7 +58,7 @@ PARTS: dict[str, Callable[[Path], list[table.Row]]] = {
     "bake_gpu": bake.rows_gpu,
 }
 # They take too long for every run.
-NAMED_ONLY = ("hosts", "frameworks", "targets", "watched", "launch", "stack", "bake", "bake_gpu")
+NAMED_ONLY = ("hosts", "frameworks", "targets", "watched", "health", "launch", "stack", "bake", "bake_gpu")
 
 
 def main(wanted: list[str]) -> int:
