@@ -293,7 +293,7 @@ def _metrics(folder: Path, notes: list[str]) -> list[dict[str, Any]]:
         unit, factor = SHOWN_UNITS.get(chart["unit"], (chart["unit"], 1))
         series = []
         for one in chart["series"]:
-            # Prometheus' text of what is no number is no JSON.
+            # Prometheus also sends NaN and infinities, which no plot can draw.
             points = [[when, value * factor] for when, value in one["points"] if value is not None and math.isfinite(value)]
             if points:
                 series.append({"label": _label(one), "points": points})
